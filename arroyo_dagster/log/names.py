@@ -1,0 +1,58 @@
+"""Every object name of a pipeline, built and parsed here and nowhere else.
+
+<state url>/<pipeline>/log/<20 digits>.json                              one entry of the log
+                       snapshots/<20 digits>.json                        a fold of the log up to there
+                       epochs/<20 digits>/attempt-<n>/manifest.json      what an attempt has made
+                       replays/<n>/                                      what a replay has made
+"""
+
+import re
+
+from arroyo_dagster.errors import ConfigurationError
+from arroyo_dagster.model import ObjectPath
+
+SNAPSHOTS = ObjectPath("snapshots")
+
+_PIPELINE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_SNAPSHOT = re.compile(r"snapshots/(\d{20})\.json")
+
+
+def check_pipeline(name: str) -> str:
+    """Return `name` if it can name a pipeline, on storage and in Dagster alike."""
+    if not _PIPELINE.fullmatch(name):
+        raise ConfigurationError(
+            f"the pipeline name {name!r} is not usable: take up to 100 letters, digits and underscores, "
+            "and do not begin with a digit"
+        )
+    return name
+
+
+def log_entry(sequence: int) -> ObjectPath:
+    """Name the log entry with that number."""
+    return ObjectPath(f"log/{sequence:020d}.json")
+
+
+def snapshot(sequence: int) -> ObjectPath:
+    """Name the snapshot of the state right after that log entry."""
+    return ObjectPath(f"{SNAPSHOTS}/{sequence:020d}.json")
+
+
+def snapshot_sequence(path: str) -> int | None:
+    """Tell which log entry a snapshot stands behind; None for any other object."""
+    match = _SNAPSHOT.fullmatch(path)
+    return int(match[1]) if match else None
+
+
+def attempt(epoch: int, number: int) -> ObjectPath:
+    """Name the prefix that one attempt at an epoch writes under."""
+    return ObjectPath(f"epochs/{epoch:020d}/attempt-{number}")
+
+
+def manifest(epoch: int, number: int) -> ObjectPath:
+    """Name the manifest of one attempt at an epoch."""
+    return ObjectPath(f"{attempt(epoch, number)}/manifest.json")
+
+
+def replay(number: int) -> ObjectPath:
+    """Name the prefix that one replay writes under."""
+    return ObjectPath(f"replays/{number}")

@@ -1,0 +1,277 @@
+"""A pipeline's state: the pure fold of its log.
+
+The state stays small however long the log is. Epochs are ranges, and whatever holds for one epoch only
+(a pin, a second attempt) leaves with that epoch. Times and files of an epoch are in its manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import TypeVar, assert_never
+
+from pendulum import DateTime
+
+from arroyo_dagster.log import names
+from arroyo_dagster.log.entries import (
+    CheckpointAborted,
+    CheckpointCompleted,
+    CheckpointStarted,
+    CleanupAborted,
+    CleanupCompleted,
+    CleanupStarted,
+    Compacted,
+    Entry,
+    EpochPinned,
+    EpochUnpinned,
+    PipelineCreated,
+    ReplayFinished,
+    ReplayStarted,
+    Resumed,
+    Rewound,
+    SinksCommitted,
+    Stopped,
+    StopRequested,
+)
+from arroyo_dagster.model import EpochSet, ObjectPath, Plan
+
+V = TypeVar("V")
+
+
+class Mode(StrEnum):
+    """What the user wants of the pipeline."""
+
+    RUNNING = "running"
+    STOP_REQUESTED = "stop requested"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInFlight:
+    """The one attempt that may complete."""
+
+    started: CheckpointStarted
+    at: DateTime
+
+
+@dataclass(frozen=True, slots=True)
+class SinkWork:
+    """What the sinks still have to do before they show exactly the live epochs up to the head."""
+
+    publish: int | None
+    retract: EpochSet
+    run_id: str | None
+    since: DateTime
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupInFlight:
+    """The one cleaning that may complete, known by the number of its log entry."""
+
+    cleanup: int
+    run_id: str | None
+    at: DateTime
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayInFlight:
+    """A replay that has not ended."""
+
+    started: ReplayStarted
+    at: DateTime
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """How often in a row something has failed."""
+
+    count: int = 0
+    reason: str = ""
+    at: DateTime | None = None
+
+    def and_another(self, reason: str, at: DateTime) -> Failures:
+        """Count one more."""
+        return Failures(self.count + 1, reason, at)
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineState:
+    """Everything the log says that still matters.
+
+    `sequence` and `writer` are those of the last entry, and so tell two histories apart.
+    `live` are the head and those of its ancestors that are kept; `superseded` are kept epochs that a rewind
+    has left behind. `attempts` counts the attempts made at the next epoch, which must follow `plan` if there
+    is one. `final` says that the head was taken to stop at.
+    """
+
+    sequence: int = 0
+    writer: str = ""
+    key_groups: int = 0
+    fingerprint: str = ""
+    mode: Mode = Mode.RUNNING
+
+    head: int = 0
+    last_epoch: int = 0
+    min_epoch: int = 0
+    live: EpochSet = EpochSet()
+    superseded: EpochSet = EpochSet()
+    retried: Mapping[int, int] = field(default_factory=dict)
+    pins: Mapping[int, str] = field(default_factory=dict)
+
+    completed_at: DateTime | None = None
+    final: bool = False
+    backlog: bool = False
+    attempts: int = 0
+    plan: Plan | None = None
+    compactions: tuple[Compacted, ...] = ()
+    failures: Failures = Failures()
+
+    in_flight: CheckpointInFlight | None = None
+    sinks: SinkWork | None = None
+    cleanup: CleanupInFlight | None = None
+    cleanup_failures: Failures = Failures()
+    replays: tuple[ReplayInFlight, ...] = ()
+    replays_started: int = 0
+
+    @property
+    def created(self) -> bool:
+        """Whether the log has begun."""
+        return self.sequence > 0
+
+    @property
+    def next_epoch(self) -> int:
+        """The number of the epoch that the next checkpoint is at."""
+        return self.last_epoch + 1
+
+    @property
+    def kept(self) -> EpochSet:
+        """Every epoch whose files are all there."""
+        return self.live | self.superseded
+
+    @property
+    def needed_by_sinks(self) -> EpochSet:
+        """Epochs whose manifests the sinks need for what they still have to do."""
+        if self.sinks is None:
+            return EpochSet()
+        return self.sinks.retract | EpochSet.of(() if self.sinks.publish is None else (self.sinks.publish,))
+
+    def attempt_of(self, epoch: int) -> int:
+        """The attempt that completed a kept epoch."""
+        return self.retried.get(epoch, 1)
+
+    def manifest_of(self, epoch: int) -> ObjectPath:
+        """The name of a kept epoch's manifest."""
+        return names.manifest(epoch, self.attempt_of(epoch))
+
+
+def apply(state: PipelineState, entry: Entry) -> PipelineState:
+    """Fold one entry into the state. The entry must be one that `invariants.refusal` lets pass."""
+    match entry.fact:
+        case PipelineCreated(key_groups, fingerprint):
+            state = replace(state, key_groups=key_groups, fingerprint=fingerprint)
+        case CheckpointStarted() | CheckpointCompleted() | CheckpointAborted() | SinksCommitted():
+            state = _apply_checkpoint(state, entry.fact, entry.timestamp)
+        case CleanupStarted() | CleanupCompleted() | CleanupAborted() | Compacted():
+            state = _apply_cleanup(state, entry.fact, entry)
+        case ReplayStarted() as started:
+            replays = (*state.replays, ReplayInFlight(started, entry.timestamp))
+            state = replace(state, replays=replays, replays_started=started.attempt)
+        case ReplayFinished(attempt=attempt):
+            replays = tuple(replay for replay in state.replays if replay.started.attempt != attempt)
+            state = replace(state, replays=replays)
+        case Rewound() as rewound:
+            state = _apply_rewound(state, rewound, entry.timestamp)
+        case EpochPinned(epoch, label):
+            state = replace(state, pins={**state.pins, epoch: label})
+        case EpochUnpinned(epoch):
+            state = replace(state, pins=_without(state.pins, EpochSet.of([epoch])))
+        case StopRequested():
+            state = replace(state, mode=Mode.STOP_REQUESTED)
+        case Stopped():
+            state = replace(state, mode=Mode.STOPPED)
+        case Resumed():
+            state = replace(state, mode=Mode.RUNNING, final=False, failures=Failures())
+        case _:
+            assert_never(entry.fact)
+    return replace(state, sequence=entry.sequence, writer=entry.writer)
+
+
+def _apply_checkpoint(
+    state: PipelineState,
+    fact: CheckpointStarted | CheckpointCompleted | CheckpointAborted | SinksCommitted,
+    at: DateTime,
+) -> PipelineState:
+    match fact:
+        case CheckpointStarted():
+            in_flight = CheckpointInFlight(fact, at)
+            return replace(state, in_flight=in_flight, attempts=fact.attempt, plan=fact.plan)
+        case CheckpointAborted():
+            return replace(state, in_flight=None, failures=state.failures.and_another(fact.reason, at))
+        case SinksCommitted():
+            return replace(state, sinks=None)
+        case CheckpointCompleted(epoch, attempt):
+            assert state.in_flight is not None  # noqa: S101 - checked by the invariants
+            started = state.in_flight.started
+            return replace(
+                state,
+                head=epoch,
+                last_epoch=epoch,
+                live=state.live | EpochSet.of([epoch]),
+                retried=state.retried if attempt == 1 else {**state.retried, epoch: attempt},
+                completed_at=at,
+                final=started.barrier.then_stop,
+                backlog=started.plan.backlog,
+                attempts=0,
+                plan=None,
+                compactions=(),
+                failures=Failures(),
+                in_flight=None,
+                sinks=SinkWork(publish=epoch, retract=EpochSet(), run_id=started.run_id, since=at),
+            )
+        case _:
+            assert_never(fact)
+
+
+def _apply_cleanup(
+    state: PipelineState, fact: CleanupStarted | CleanupCompleted | CleanupAborted | Compacted, entry: Entry
+) -> PipelineState:
+    match fact:
+        case CleanupStarted():
+            return replace(
+                state,
+                cleanup=CleanupInFlight(entry.sequence, fact.run_id, entry.timestamp),
+                min_epoch=fact.min_epoch,
+                live=state.live - fact.removes,
+                superseded=state.superseded - fact.removes,
+                retried=_without(state.retried, fact.removes),
+            )
+        case CleanupCompleted():
+            return replace(state, cleanup=None, cleanup_failures=Failures())
+        case CleanupAborted():
+            failures = state.cleanup_failures.and_another(fact.reason, entry.timestamp)
+            return replace(state, cleanup=None, cleanup_failures=failures)
+        case Compacted():
+            return replace(state, compactions=(*state.compactions, fact))
+        case _:
+            assert_never(fact)
+
+
+def _apply_rewound(state: PipelineState, rewound: Rewound, at: DateTime) -> PipelineState:
+    earlier = state.sinks.retract if state.sinks else EpochSet()
+    return replace(
+        state,
+        head=rewound.to,
+        live=state.live - rewound.supersedes,
+        superseded=state.superseded | rewound.supersedes,
+        final=False,
+        backlog=state.backlog or bool(rewound.supersedes),
+        plan=None,
+        compactions=(),
+        failures=Failures(),
+        sinks=SinkWork(publish=None, retract=earlier | rewound.supersedes, run_id=rewound.run_id, since=at),
+    )
+
+
+def _without(mapping: Mapping[int, V], epochs: EpochSet) -> dict[int, V]:
+    return {epoch: value for epoch, value in mapping.items() if epoch not in epochs}

@@ -1,0 +1,164 @@
+"""The storage that a log needs, on a local disk, in memory, or on any object store that obstore speaks to.
+
+Objects are created and deleted, never overwritten. `create` is atomic: of any number of writers of one name,
+exactly one is told `CREATED`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import LocalStore, MemoryStore, ObjectStore, from_url
+
+from arroyo_dagster.errors import ConfigurationError, StorageError
+from arroyo_dagster.model import ObjectPath
+
+_REMOTE_SCHEMES = frozenset({"s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss"})
+_READS_AT_ONCE = 16
+
+
+class Creation(Enum):
+    """What became of a `create`."""
+
+    CREATED = auto()
+    TAKEN = auto()
+
+
+class Store(Protocol):
+    """What a pipeline asks of its storage. Every call may raise `StorageError`, with or without its effect."""
+
+    @property
+    def url(self) -> str:
+        """Where this is, for people."""
+
+    def create(self, path: ObjectPath, data: bytes) -> Creation:
+        """Write a new object, whole or not at all; `TAKEN` when the name exists already."""
+
+    def read(self, paths: Sequence[ObjectPath]) -> list[bytes | None]:
+        """Read objects; None stands for one that does not exist."""
+
+    def names(self, prefix: ObjectPath) -> list[ObjectPath]:
+        """Name every object below `prefix`, in order."""
+
+    def delete(self, path: ObjectPath) -> None:
+        """Delete an object; it is no error if there is none."""
+
+
+class ObjectStorage:
+    """A `Store` on obstore. Make one with `open_store`; `below` narrows it to a prefix."""
+
+    def __init__(self, url: str, objects: ObjectStore, directory: Path | None = None, prefix: str = "") -> None:
+        """Keep everything below `prefix` in `objects`, which is `directory` when it is a local disk."""
+        self._url = url
+        self._objects = objects
+        self._directory = directory
+        self._prefix = prefix
+
+    @property
+    def url(self) -> str:
+        """Where this is, for people."""
+        return f"{self._url.rstrip('/')}/{self._prefix}".rstrip("/")
+
+    def below(self, prefix: str) -> ObjectStorage:
+        """Narrow the store to what lies below `prefix`."""
+        return ObjectStorage(self._url, self._objects, self._directory, f"{self._prefix}{ObjectPath(prefix)}/")
+
+    def create(self, path: ObjectPath, data: bytes) -> Creation:
+        """Write a new object, and on a local disk see it through to the platter."""
+        name = self._prefix + path
+        with self._explained("write", path):
+            try:
+                self._objects.put(name, data, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return Creation.TAKEN
+            if self._directory is not None:
+                _flush(self._directory / name)
+        return Creation.CREATED
+
+    def read(self, paths: Sequence[ObjectPath]) -> list[bytes | None]:
+        """Read objects, many at once where each takes a round trip."""
+        if len(paths) < 2 or isinstance(self._objects, LocalStore | MemoryStore):
+            return [self._read(path) for path in paths]
+        with ThreadPoolExecutor(min(len(paths), _READS_AT_ONCE)) as pool:
+            return list(pool.map(self._read, paths))
+
+    def names(self, prefix: ObjectPath) -> list[ObjectPath]:
+        """Name every object below `prefix`, in order."""
+        with self._explained("list", prefix):
+            found = [item["path"] for page in self._objects.list(self._prefix + prefix) for item in page]
+        return sorted(ObjectPath(name.removeprefix(self._prefix)) for name in found)
+
+    def delete(self, path: ObjectPath) -> None:
+        """Delete an object; it is no error if there is none."""
+        with self._explained("delete", path):
+            try:
+                self._objects.delete(self._prefix + path)
+            except FileNotFoundError:
+                return
+
+    def _read(self, path: ObjectPath) -> bytes | None:
+        with self._explained("read", path):
+            try:
+                return self._objects.get(self._prefix + path).bytes().to_bytes()
+            except FileNotFoundError:
+                return None
+
+    @contextmanager
+    def _explained(self, verb: str, path: ObjectPath) -> Iterator[None]:
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            cause = str(error).split("\n", 1)[0]
+            raise StorageError(f"could not {verb} {self.url}/{path}: {cause}") from error
+
+
+def open_store(url: str, options: Mapping[str, Any] | None = None) -> ObjectStorage:
+    """Open the storage at `url`: a directory, `file://`, `memory://`, `s3://`, `gs://`, `az://` or `abfss://`.
+
+    `options` are obstore's for that kind of storage, credentials for example; without them the usual
+    environment variables hold.
+    """
+    scheme = urlsplit(url).scheme if "://" in url else "file"
+    if scheme == "memory":
+        return ObjectStorage(url, MemoryStore())
+    if scheme == "file":
+        return _open_directory(Path(unquote(urlsplit(url).path) if "://" in url else url).absolute())
+    if scheme not in _REMOTE_SCHEMES:
+        raise ConfigurationError(
+            f"the storage {url!r} has an unknown scheme: take a directory, or a URL that begins with "
+            "file://, memory://, s3://, gs://, az:// or abfss://"
+        )
+    try:
+        return ObjectStorage(url, from_url(url, **(options or {})))
+    except (BaseError, ValueError) as error:
+        cause = str(error).split("\n", 1)[0]
+        raise ConfigurationError(f"the storage {url!r} cannot be opened: {cause}") from error
+
+
+def _open_directory(directory: Path) -> ObjectStorage:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"the directory {directory} cannot be made: {error.strerror}") from error
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"the directory {directory} cannot be written to: change its permissions or take another"
+        )
+    return ObjectStorage(str(directory), LocalStore(directory), directory)
+
+
+def _flush(file: Path) -> None:
+    for path in (file, file.parent):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

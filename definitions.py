@@ -1,0 +1,5 @@
+"""The code location that Dagster loads."""
+
+import dagster as dg
+
+defs = dg.Definitions()
