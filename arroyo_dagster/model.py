@@ -69,11 +69,6 @@ class EpochSet:
         """Collect single epochs, in any order."""
         return cls._joined((epoch, epoch) for epoch in epochs)
 
-    @classmethod
-    def span(cls, first: int, last: int) -> EpochSet:
-        """All epochs from `first` to `last`, both included; empty when `first > last`."""
-        return cls(((first, last),)) if first <= last else cls()
-
     def __contains__(self, epoch: int) -> bool:
         at = bisect_right(self.ranges, epoch, key=lambda span: span[0]) - 1
         return at >= 0 and epoch <= self.ranges[at][1]
@@ -110,11 +105,6 @@ class EpochSet:
     def after(self, epoch: int) -> EpochSet:
         """Those later than `epoch`."""
         return EpochSet(tuple((max(first, epoch + 1), last) for first, last in self.ranges if last > epoch))
-
-    @property
-    def last(self) -> int:
-        """The newest epoch, or 0 when there is none."""
-        return self.ranges[-1][1] if self.ranges else 0
 
     @staticmethod
     def _joined(ranges: Iterable[tuple[int, int]]) -> EpochSet:
@@ -203,4 +193,7 @@ class Manifest:
     @property
     def files(self) -> Iterator[FileEntry]:
         """Every file that this manifest names."""
-        return (file for part in (*self.tables, *self.staged) for file in part.files)
+        for table in self.tables:
+            yield from table.files
+        for output in self.staged:
+            yield from output.files

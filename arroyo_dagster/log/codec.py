@@ -46,7 +46,7 @@ def encode(value: object) -> JsonValue:
 def decode(kind: type[T], data: JsonValue, where: str) -> T:
     """Turn JSON back into a value of `kind`. `where` names the object in errors."""
     try:
-        return cast("T", _decoder(kind)(data))
+        return cast("T", _decoder(cast("Any", kind))(data))
     except ValueError as error:
         raise DamagedObjectError(f"{where} is not a valid {kind.__name__}: {error}") from error
 

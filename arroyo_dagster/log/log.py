@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import pendulum
 from pendulum import DateTime
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 SNAPSHOT_EVERY = 32
 _SNAPSHOTS_KEPT = 2
-_FIRST_WINDOW, _LARGEST_WINDOW = 2, 64
+_FIRST_WINDOW, _LARGEST_WINDOW = 3, 64
 _WRITE_TRIES = 4
 _FIRST_DELAY = 0.05
 
@@ -100,26 +100,24 @@ class Log:
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
         """Read the entries behind number `after`, from the oldest on."""
-        window = _FIRST_WINDOW
-        gap = 0
+        window, suspect = _FIRST_WINDOW, 0
         while True:
             sequences = range(after + 1, after + 1 + window)
             found = self._store.read([names.log_entry(sequence) for sequence in sequences])
-            for sequence, data in zip(sequences, found, strict=True):
-                if data is None:
-                    break
-                yield self._parse(sequence, data)
+            present = found.index(None) if None in found else window
+            for sequence, data in zip(sequences[:present], found, strict=False):
+                yield self._parse(sequence, cast("bytes", data))
                 after = sequence
-            else:
+            if present == window:
                 window = min(window * 4, _LARGEST_WINDOW)
-                continue
-            if all(data is None for data in found[after + 1 - sequences[0] :]):
+            elif present < window - 1 and not any(data is not None for data in found[present:]):
                 return
-            # Entries come one after the other, so one that is absent before a present one was
-            # written while we read, or is gone: a second look tells.
-            if gap == after + 1:
-                raise DamagedObjectError(f"{self._where(names.log_entry(gap))} is lost: restore it")
-            gap = after + 1
+            elif suspect == after + 1:
+                raise DamagedObjectError(f"{self._where(names.log_entry(suspect))} is lost: restore it")
+            elif present < window - 1:
+                # Nobody writes an entry before the one that it follows. So this one was written
+                # while we read, or it is gone: a second look tells.
+                suspect = after + 1
 
     def append(self, state: PipelineState, fact: Fact) -> Outcome:
         """Make `fact` the entry that follows `state`.

@@ -148,7 +148,7 @@ def _open_directory(directory: Path) -> ObjectStorage:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(f"the directory {directory} cannot be made: {error.strerror}") from error
-    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise ConfigurationError(
             f"the directory {directory} cannot be written to: change its permissions or take another"
         )

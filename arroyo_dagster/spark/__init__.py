@@ -1,0 +1,5 @@
+"""What runs on Spark."""
+
+from arroyo_dagster.spark.session import local_session
+
+__all__ = ["local_session"]

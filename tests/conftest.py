@@ -1,0 +1,47 @@
+"""What tests share: storage of every kind."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from moto.server import ThreadedMotoServer
+
+from arroyo_dagster.log import ObjectStorage, open_store
+
+_prefixes = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def s3_options() -> Iterator[dict[str, Any]]:
+    """obstore's options for a real S3 server on loopback that has a bucket named `bucket`."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1", **keys)
+    client.create_bucket(Bucket="bucket")
+    yield {
+        **keys,
+        "endpoint": f"http://{host}:{port}",
+        "region": "us-east-1",
+        "client_options": {"allow_http": True},
+    }
+    server.stop()
+
+
+@pytest.fixture
+def s3_store(s3_options: dict[str, Any]) -> ObjectStorage:
+    return open_store(f"s3://bucket/state-{next(_prefixes)}", s3_options)
+
+
+@pytest.fixture
+def local_store(tmp_path: Path) -> ObjectStorage:
+    return open_store(str(tmp_path / "state"))
+
+
+@pytest.fixture
+def memory_store() -> ObjectStorage:
+    return open_store("memory://")
