@@ -42,10 +42,10 @@ class CheckpointPolicy:
     skip_idle: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("interval", 0), ("timeout", 0), ("min_pause", -1), ("backoff", -1)):
+        for name, zero_is_fine in (("interval", False), ("timeout", False), ("min_pause", True), ("backoff", True)):
             seconds = getattr(self, name).total_seconds()
-            if seconds <= least:
-                wanted = "more than zero" if least == 0 else "zero or more"
+            if seconds < 0 or (seconds == 0 and not zero_is_fine):
+                wanted = "zero or more" if zero_is_fine else "more than zero"
                 raise ConfigurationError(f"a checkpoint policy's {name} must be {wanted}, not {seconds:g} seconds")
         if self.tolerable_failures < 0:
             raise ConfigurationError(
@@ -178,7 +178,7 @@ def progress_cleanup(
     if state.cleanup:
         if end := _end(state.cleanup.run_id, state.cleanup.at, runs, policy, now):
             return AbortCleanup(state.cleanup.cleanup, end)
-        return Wait(f"cleaning {_run(state.cleanup.run_id)} is active")
+        return Wait(_active("cleaning", state.cleanup.run_id))
     pause = policy.pause_after(state.cleanup_failures)
     if reason := _too_soon(state.cleanup_failures.at, pause, now):
         return Wait(f"cleaning has failed {_times(state.cleanup_failures)}; waiting to try again, {reason}")
@@ -191,8 +191,10 @@ def _finish(state: PipelineState, runs: Sequence[Run], policy: CheckpointPolicy,
         epoch, attempt = started.barrier.epoch, started.attempt
         if end := _end(started.run_id, at, runs, policy, now):
             return AbortCheckpoint(epoch, attempt, f"{end} before the epoch was complete")
-        lasted = _short(_elapsed(at, now))
-        return Wait(f"epoch {epoch}, attempt {attempt}, is being taken by {_run(started.run_id)} for {lasted}")
+        return Wait(
+            f"epoch {epoch}, attempt {attempt}, is being taken by {_run(started.run_id)} "
+            f"for {_short(max(now, at) - at)}"
+        )
     if state.sinks:
         if _end(state.sinks.run_id, state.sinks.since, runs, policy, now):
             return RecoverSinks(state.sinks.publish, state.sinks.retract)
@@ -213,10 +215,10 @@ def _obstacle(
             f"{failures.reason}; mend the cause, then resume the pipeline"
         )
     if state.cleanup:
-        return f"cleaning {_run(state.cleanup.run_id)} is active"
+        return _active("cleaning", state.cleanup.run_id)
     for run in runs:
         if run.kind in {RunKind.CHECKPOINT, RunKind.CLEANUP} and now - run.since <= policy.timeout:
-            return f"{run.kind} {_run(run.run_id)} is active"
+            return _active(run.kind, run.run_id)
     if reason := _too_soon(failures.at, policy.pause_after(failures), now):
         return (
             f"epoch {state.next_epoch} has failed {_times(failures)}, the last time because {failures.reason}; "
@@ -251,17 +253,17 @@ def _too_soon(since: DateTime | None, pause: Duration, now: DateTime) -> str | N
     A clock that went back far enough to lie a whole pause before `since` ends the pause too: nobody waits
     for it to catch up.
     """
-    if since is None or pause.total_seconds() == 0 or _elapsed(since, now) > pause:
+    if since is None or pause.total_seconds() == 0 or abs(now - since) > pause:
         return None
-    return f"{_short(_elapsed(since, now))} of {_short(pause)}"
-
-
-def _elapsed(since: DateTime, now: DateTime) -> Duration:
-    return pendulum.duration(seconds=abs((now - since).total_seconds()))
+    return f"{_short(abs(now - since))} of {_short(pause)}"
 
 
 def _times(failures: Failures) -> str:
     return "once" if failures.count == 1 else f"{failures.count} times"
+
+
+def _active(work: str, run_id: str | None) -> str:
+    return f"{work} {_run(run_id)} is active" if run_id else f"{work} by {_run(run_id)} is active"
 
 
 def _run(run_id: str | None) -> str:
