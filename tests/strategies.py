@@ -1,6 +1,6 @@
 """Hypothesis strategies for everything that the log can hold."""
 
-from datetime import UTC, datetime
+from datetime import UTC
 from typing import get_args
 
 import pendulum
@@ -11,9 +11,9 @@ from arroyo_dagster.log.entries import Entry, Fact
 from arroyo_dagster.model import CheckpointBarrier, EpochSet, JsonValue, ObjectPath, SourceRange
 
 times: st.SearchStrategy[DateTime] = st.datetimes(
-    datetime(1900, 1, 1),
-    datetime(2200, 1, 1),
-    timezones=st.just(UTC),  # noqa: DTZ001 - the zone comes beside it
+    min_value=pendulum.naive(1900, 1, 1),
+    max_value=pendulum.naive(2200, 1, 1),
+    timezones=st.just(UTC),
 ).map(lambda moment: pendulum.instance(moment).in_timezone("UTC"))
 json_values: st.SearchStrategy[JsonValue] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -39,7 +39,7 @@ for kind, strategy in (
     (ObjectPath, paths),
     (CheckpointBarrier, barriers),
 ):
-    st.register_type_strategy(kind, strategy)  # type: ignore[arg-type]
+    st.register_type_strategy(kind, strategy)
 
 facts: st.SearchStrategy[Fact] = st.one_of(*(st.from_type(kind) for kind in get_args(Fact)))
 entries = st.builds(Entry, sequence=st.integers(1, 10**15), writer=st.text(), timestamp=times, fact=facts)

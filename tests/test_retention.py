@@ -144,7 +144,7 @@ class TestRules:
         world = World()
         world.epochs(9, pendulum.duration(hours=8))
         plan = world.plan(Retention(daily=2))
-        assert [why for why in plan.kept[8]] == [
+        assert list(plan.kept[8]) == [
             "the newest of the day 2026-11-20",
             "the replay of epoch 9 starts from it",
         ]
@@ -309,6 +309,8 @@ def take(world: World, step: tuple[object, ...]) -> None:
         case ("clean", Retention() as policy, (None | int()) as count):
             check_plan(world, policy)
             world.clean(policy, count)
+        case _:
+            pass
 
 
 def check_plan(world: World, policy: Retention) -> None:

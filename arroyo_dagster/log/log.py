@@ -27,7 +27,7 @@ from arroyo_dagster.model import ObjectPath
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_EVERY = 32
+SNAPSHOT_EVERY = 16
 _SNAPSHOTS_KEPT = 2
 _FIRST_WINDOW, _LARGEST_WINDOW = 3, 64
 _WRITE_TRIES = 4
@@ -109,7 +109,7 @@ class Log:
                 yield self._parse(sequence, cast("bytes", data))
                 after = sequence
             if present == window:
-                window = min(window * 4, _LARGEST_WINDOW)
+                window = min(window * 2, _LARGEST_WINDOW)
             elif present < window - 1 and not any(data is not None for data in found[present:]):
                 return
             elif suspect == after + 1:

@@ -53,7 +53,7 @@ class Writer:
     name: str
     store: FaultyStore
     log: Log = field(init=False)
-    seen: PipelineState = PipelineState()
+    seen: PipelineState = field(default_factory=PipelineState)
     attempts: list[CheckpointStarted] = field(default_factory=list)
     cleanups: list[tuple[int, list[ObjectPath]]] = field(default_factory=list)
 
@@ -185,7 +185,9 @@ class LogMachine(RuleBasedStateMachine):
     @rule(who=WRITERS, fault=FAULTS, fresh=FRESH, step=st.sampled_from(["stop", "stopped", "resume"]))
     def stop_and_go(self, who: int, fault: tuple[int, Fault] | None, fresh: bool, step: str) -> None:
         def make(state: PipelineState) -> Fact:
-            return {"stop": StopRequested(), "stopped": Stopped(state.head), "resume": Resumed()}[step]
+            if step == "stopped":
+                return Stopped(state.head)
+            return StopRequested() if step == "stop" else Resumed()
 
         self.act(self.writers[who], make, fault, fresh)
 
@@ -348,7 +350,7 @@ class LogMachine(RuleBasedStateMachine):
 
 def some_epoch(state: PipelineState, which: int) -> int:
     """One that exists, or the next one, which does not."""
-    epochs = [*state.kept, state.next_epoch]
+    epochs: list[int] = [*state.kept, state.next_epoch]
     return epochs[which % len(epochs)]
 
 

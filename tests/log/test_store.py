@@ -120,12 +120,12 @@ class TestS3(StoreContract):
 
     def test_a_bucket_that_does_not_exist_is_a_storage_error(self, s3_options: dict[str, Any]) -> None:
         store = open_store("s3://nobody-made-this/state", s3_options)
-        with pytest.raises(StorageError, match="could not write s3://nobody-made-this/state/log/a.json"):
+        with pytest.raises(StorageError, match=r"could not write s3://nobody-made-this/state/log/a.json"):
             store.create(A, b"x")
 
     def test_a_server_that_is_away_is_a_storage_error(self, s3_options: dict[str, Any]) -> None:
         away = {**s3_options, "endpoint": "http://127.0.0.1:9", "retry_config": {"max_retries": 0}}
-        with pytest.raises(StorageError, match="could not read s3://bucket/state/log/a.json") as raised:
+        with pytest.raises(StorageError, match=r"could not read s3://bucket/state/log/a.json") as raised:
             open_store("s3://bucket/state", away).read([A])
         assert "test" not in str(raised.value).replace("latest", "")
 

@@ -34,25 +34,6 @@ def epoch(number: int) -> list[Step]:
     ]
 
 
-LIFE = [
-    Step(lambda state: state.created, lambda _: CREATED),
-    *epoch(1),
-    *epoch(2),
-    *epoch(3),
-    # The fourth epoch dies at its first attempt.
-    Step(lambda state: state.attempts > 0 or state.last_epoch > 3, started),
-    Step(lambda state: not (state.in_flight and state.in_flight.started.attempt == 1) or state.last_epoch > 3, aborted),
-    *epoch(4),
-    *epoch(5),
-    # Cleaning leaves the head, and its parent for a replay.
-    Step(lambda state: state.min_epoch > 0, lambda state: cleanup(state)),
-    Step(lambda state: state.cleanup is None, lambda state: CleanupCompleted(state.cleanup.cleanup, 3, 30)),  # type: ignore[union-attr]
-    Step(lambda state: 5 not in state.live, lambda state: rewound(state, 4)),
-    Step(lambda state: state.sinks is None, lambda state: SinksCommitted(state.head)),
-    *epoch(6),
-]
-
-
 def data_file(state: PipelineState, number: int) -> ObjectPath:
     return ObjectPath(f"{names.attempt(number, state.attempt_of(number))}/state/new.parquet")
 
@@ -71,6 +52,25 @@ def cleanup(state: PipelineState) -> CleanupStarted:
     ]
     plan = plan_cleanup(state, manifests, Retention(keep_last=1), NOON)
     return CleanupStarted(plan.min_epoch, plan.removes, len(plan.files), plan.bytes)
+
+
+LIFE = [
+    Step(lambda state: state.created, lambda _: CREATED),
+    *epoch(1),
+    *epoch(2),
+    *epoch(3),
+    # The fourth epoch dies at its first attempt.
+    Step(lambda state: state.attempts > 0 or state.last_epoch > 3, started),
+    Step(lambda state: not (state.in_flight and state.in_flight.started.attempt == 1) or state.last_epoch > 3, aborted),
+    *epoch(4),
+    *epoch(5),
+    # Cleaning leaves the head, and its parent for a replay.
+    Step(lambda state: state.min_epoch > 0, cleanup),
+    Step(lambda state: state.cleanup is None, lambda state: CleanupCompleted(state.cleanup.cleanup, 3, 30)),  # type: ignore[union-attr]
+    Step(lambda state: 5 not in state.live, lambda state: rewound(state, 4)),
+    Step(lambda state: state.sinks is None, lambda state: SinksCommitted(state.head)),
+    *epoch(6),
+]
 
 
 @dataclass
