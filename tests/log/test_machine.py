@@ -77,12 +77,25 @@ class LogMachine(RuleBasedStateMachine):
 
     # What writers do
 
-    @rule(who=WRITERS)
-    def take_an_epoch(self, who: int) -> None:
-        """Get on: most of what can go wrong needs some epochs to go wrong with."""
+    # Get on: most of what can go wrong needs some epochs, some attempts and some removed files to go wrong with.
+
+    @rule(who=WRITERS, drop=st.integers(0, 1))
+    def take_an_epoch(self, who: int, drop: int) -> None:
         self.start(who, None, True)
-        self.complete(who, None, True, -1, 1)
+        self.complete(who, None, True, -1, drop)
         self.commit_sinks(who, None, True)
+
+    @rule(who=WRITERS, keep=st.integers(1, 3))
+    def clean_up(self, who: int, keep: int) -> None:
+        self.start_cleaning(who, None, keep)
+        self.delete(who, None, -1, 1000)
+        self.end_cleaning(who, None, True, -1, True)
+
+    @rule(who=WRITERS)
+    def start_over(self, who: int) -> None:
+        self.start(who, None, True)
+        self.abort(who, None, True)
+        self.start((who + 1) % 3, None, True)
 
     @rule(who=WRITERS, fault=FAULTS, fresh=FRESH)
     def start(self, who: int, fault: tuple[int, Fault] | None, fresh: bool) -> None:
