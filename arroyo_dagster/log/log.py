@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import pendulum
 from pendulum import DateTime
@@ -102,22 +102,25 @@ class Log:
         """Read the entries behind number `after`, from the oldest on."""
         window, suspect = _FIRST_WINDOW, 0
         while True:
-            sequences = range(after + 1, after + 1 + window)
-            found = self._store.read([names.log_entry(sequence) for sequence in sequences])
-            present = found.index(None) if None in found else window
-            for sequence, data in zip(sequences[:present], found, strict=False):
-                yield self._parse(sequence, cast("bytes", data))
-                after = sequence
-            if present == window:
+            first = after + 1
+            found = self._store.read([names.log_entry(sequence) for sequence in range(first, first + window)])
+            for data in found:
+                if data is None:
+                    break
+                after += 1
+                yield self._parse(after, data)
+            else:
                 window = min(window * 2, _LARGEST_WINDOW)
-            elif present < window - 1 and not any(data is not None for data in found[present:]):
-                return
-            elif suspect == after + 1:
-                raise DamagedObjectError(f"{self._where(names.log_entry(suspect))} is lost: restore it")
-            elif present < window - 1:
-                # Nobody writes an entry before the one that it follows. So this one was written
+                continue
+            _absent, *later = found[after + 1 - first :]
+            if any(data is not None for data in later):
+                # Nobody writes an entry before the one that it follows. So the absent one was written
                 # while we read, or it is gone: a second look tells.
+                if suspect == after + 1:
+                    raise DamagedObjectError(f"{self._where(names.log_entry(suspect))} is lost: restore it")
                 suspect = after + 1
+            elif later:
+                return
 
     def append(self, state: PipelineState, fact: Fact) -> Outcome:
         """Make `fact` the entry that follows `state`.
@@ -125,10 +128,11 @@ class Log:
         Raises `StorageError` when the storage does not tell whether the entry was written: then read the log
         before anything else is concluded.
         """
-        if reason := refusal(state, fact):
+        writer = f"{self._who}/{secrets.token_hex(8)}"
+        entry, data = self._as_read_back(Entry(state.sequence + 1, writer, self._clock(), fact))
+        if reason := refusal(state, entry.fact):
             return Refused(reason)
-        entry = Entry(state.sequence + 1, f"{self._who}/{secrets.token_hex(8)}", self._clock(), fact)
-        written = self._write(entry)
+        written = self._write(entry, data)
         if written.writer != entry.writer:
             return Lost(written, self.read())
         self._state = apply(state, entry)
@@ -151,9 +155,17 @@ class Log:
             state = apply(state, entry)
         return state
 
-    def _write(self, entry: Entry) -> Entry:
+    def _as_read_back(self, entry: Entry) -> tuple[Entry, bytes]:
+        """Return the entry as everybody else will see it: what could not be read must not be written."""
+        try:
+            data = pack_entry(entry)
+            return self._parse(entry.sequence, data), data
+        except (TypeError, ValueError, DamagedObjectError) as error:
+            raise ConfigurationError(f"this cannot be written to the log: {entry.fact}: {error}") from error
+
+    def _write(self, entry: Entry, data: bytes) -> Entry:
         """Create the entry, and return what stands in its place: it, or another's."""
-        path, data = names.log_entry(entry.sequence), pack_entry(entry)
+        path = names.log_entry(entry.sequence)
         for number in range(_WRITE_TRIES):
             if number:
                 self._sleep(_FIRST_DELAY * 2**number)

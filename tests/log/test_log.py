@@ -7,10 +7,28 @@ from pathlib import Path
 import pytest
 
 from arroyo_dagster.errors import ConfigurationError, DamagedObjectError, ProtocolError, StorageError
-from arroyo_dagster.log import Appended, Creation, Log, Lost, ObjectStorage, PipelineState, Refused, Store, names
+from arroyo_dagster.log import (
+    Appended,
+    Creation,
+    Log,
+    Lost,
+    ObjectStorage,
+    PipelineState,
+    Refused,
+    Store,
+    names,
+)
 from arroyo_dagster.log.documents import pack_entry
-from arroyo_dagster.log.entries import CheckpointStarted, Entry, EpochPinned, SinksCommitted, StopRequested
-from arroyo_dagster.model import ObjectPath
+from arroyo_dagster.log.entries import (
+    CheckpointCompleted,
+    CheckpointStarted,
+    Entry,
+    EpochPinned,
+    Fact,
+    SinksCommitted,
+    StopRequested,
+)
+from arroyo_dagster.model import JsonValue, ObjectPath, Plan, SourceRange
 from arroyo_dagster.testing import Call, Fault, FaultyStore
 from tests.facts import CREATED, NOON, append, append_epoch, completed, started
 
@@ -70,6 +88,32 @@ class TestAppending:
             "the sinks have nothing to commit for epoch 1; the head is epoch 0"
         )
         assert store.names(ObjectPath("log")) == before
+
+    @pytest.mark.parametrize(
+        "fact",
+        [
+            EpochPinned(1, 5),  # type: ignore[arg-type]
+            CheckpointCompleted(1, 1, "../elsewhere"),  # type: ignore[arg-type]
+            EpochPinned(1, object()),  # type: ignore[arg-type]
+        ],
+    )
+    def test_what_could_not_be_read_back_is_not_written(self, store: ObjectStorage, log: Log, fact: Fact) -> None:
+        append_epoch(log)
+        before = store.names(ObjectPath("log"))
+        with pytest.raises(ConfigurationError, match="cannot be written to the log"):
+            log.append(log.read(), fact)
+        assert store.names(ObjectPath("log")) == before
+
+    @pytest.mark.parametrize("offset", [float("nan"), float("inf"), {"a", "b"}])
+    def test_an_offset_that_is_no_json_is_not_written(self, log: Log, offset: JsonValue) -> None:
+        with pytest.raises(ConfigurationError, match="cannot be written to the log"):
+            log.append(log.read(), started(log.read(), plan=Plan({"bids": SourceRange(0, offset)})))
+
+    def test_whoever_writes_sees_what_everybody_else_will_read(self, store: ObjectStorage, log: Log) -> None:
+        plan = Plan({"bids": SourceRange((1, 2), {3: 4})})  # type: ignore[arg-type, dict-item]
+        state = append(log, started(log.read(), plan=plan))
+        assert state == new_log(store).read()
+        assert state.plan == Plan({"bids": SourceRange([1, 2], {"3": 4})})
 
     def test_storage_that_overwrites_what_it_should_create_is_found_out(self, store: ObjectStorage) -> None:
         class Careless(FaultyStore):
