@@ -97,10 +97,12 @@ def _by_rule(live: Mapping[int, Manifest], policy: Retention, now: DateTime) -> 
         if policy.keep_within is not None and now - taken[epoch] <= policy.keep_within:
             yield epoch, f"taken within {policy.keep_within.in_words()}"
     for count, form in ((policy.hourly, "[the hour] YYYY-MM-DD HH:00"), (policy.daily, "[the day] YYYY-MM-DD")):
+        if count is None:
+            continue
         newest_of: dict[str, int] = {}
         for epoch in newest_first:
             newest_of.setdefault(taken[epoch].format(form), epoch)
-        for period in sorted(newest_of, reverse=True)[: count or 0]:
+        for period in sorted(newest_of, reverse=True)[:count]:
             yield newest_of[period], f"the newest of {period}"
 
 

@@ -47,7 +47,7 @@ def decode(kind: type[T], data: JsonValue, where: str) -> T:
     """Turn JSON back into a value of `kind`. `where` names the object in errors."""
     try:
         return cast("T", _decoder(cast("Any", kind))(data))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DamagedObjectError(f"{where} is not a valid {kind.__name__}: {error}") from error
 
 

@@ -36,7 +36,7 @@ from arroyo_dagster.log.entries import (
     Stopped,
     StopRequested,
 )
-from arroyo_dagster.log.state import Mode, PipelineState
+from arroyo_dagster.log.state import CheckpointInFlight, Mode, PipelineState
 from arroyo_dagster.model import EpochSet
 
 
@@ -73,7 +73,8 @@ def _objections(state: PipelineState, fact: Fact) -> Iterator[str]:
         case Rewound():
             yield from _against_rewinding(state, fact)
         case EpochPinned(epoch):
-            yield from _against_absent(state, epoch)
+            if epoch not in state.kept:
+                yield f"epoch {epoch} does not exist; kept are {state.kept}"
         case EpochUnpinned(epoch):
             if epoch not in state.pins:
                 yield f"epoch {epoch} is not pinned; pinned are {EpochSet.of(state.pins)}"
@@ -81,7 +82,7 @@ def _objections(state: PipelineState, fact: Fact) -> Iterator[str]:
             yield from _against_mode(state, fact)
         case Compacted(epoch):
             if state.in_flight:
-                yield _in_flight(state)
+                yield _in_flight(state.in_flight)
             if epoch != state.head:
                 yield f"epoch {epoch} was compacted, but the head is epoch {state.head}"
         case _:
@@ -91,7 +92,7 @@ def _objections(state: PipelineState, fact: Fact) -> Iterator[str]:
 def _against_starting(state: PipelineState, start: CheckpointStarted) -> Iterator[str]:
     barrier = start.barrier
     if state.in_flight:
-        yield _in_flight(state)
+        yield _in_flight(state.in_flight)
     if state.cleanup:
         yield f"cleaning {state.cleanup.cleanup} is in flight"
     if state.sinks:
@@ -114,15 +115,16 @@ def _against_starting(state: PipelineState, start: CheckpointStarted) -> Iterato
 
 
 def _against_ending(state: PipelineState, epoch: int, attempt: int) -> Iterator[str]:
-    running = state.in_flight.started if state.in_flight else None
-    if running is None or (running.barrier.epoch, running.attempt) != (epoch, attempt):
-        now = _in_flight(state) if running else f"none is in flight, and the head is epoch {state.head}"
-        yield f"attempt {attempt} at epoch {epoch} is not in flight: {now}"
+    running = state.in_flight
+    if running is None:
+        yield f"attempt {attempt} at epoch {epoch} is not in flight: none is, and the head is epoch {state.head}"
+    elif (running.started.barrier.epoch, running.started.attempt) != (epoch, attempt):
+        yield f"attempt {attempt} at epoch {epoch} is not in flight: {_in_flight(running)}"
 
 
 def _against_cleaning(state: PipelineState, start: CleanupStarted) -> Iterator[str]:
     if state.in_flight:
-        yield _in_flight(state)
+        yield _in_flight(state.in_flight)
     if state.cleanup:
         yield f"cleaning {state.cleanup.cleanup} is in flight"
     if state.replays:
@@ -151,18 +153,13 @@ def _against_replay(state: PipelineState, fact: ReplayStarted | ReplayFinished) 
 
 def _against_rewinding(state: PipelineState, rewound: Rewound) -> Iterator[str]:
     if state.in_flight:
-        yield _in_flight(state)
+        yield _in_flight(state.in_flight)
     if state.replays:
         yield _replaying(state)
     if rewound.to != 0 and rewound.to not in state.live:
         yield f"epoch {rewound.to} cannot be rewound to; live epochs are {state.live}"
     if rewound.supersedes != state.live.after(rewound.to):
         yield f"a rewind to epoch {rewound.to} supersedes {state.live.after(rewound.to)}, not {rewound.supersedes}"
-
-
-def _against_absent(state: PipelineState, epoch: int) -> Iterator[str]:
-    if epoch not in state.kept:
-        yield f"epoch {epoch} does not exist; kept are {state.kept}"
 
 
 def _against_mode(state: PipelineState, fact: StopRequested | Stopped | Resumed) -> Iterator[str]:
@@ -174,7 +171,7 @@ def _against_mode(state: PipelineState, fact: StopRequested | Stopped | Resumed)
             if state.mode is not Mode.STOP_REQUESTED:
                 yield f"the pipeline is {state.mode}"
             if state.in_flight:
-                yield _in_flight(state)
+                yield _in_flight(state.in_flight)
             if state.sinks or not state.final or epoch != state.head:
                 yield f"the last checkpoint before the stop is not done; the head is epoch {state.head}"
         case Resumed():
@@ -184,10 +181,8 @@ def _against_mode(state: PipelineState, fact: StopRequested | Stopped | Resumed)
             assert_never(fact)
 
 
-def _in_flight(state: PipelineState) -> str:
-    assert state.in_flight is not None  # noqa: S101 - callers look first
-    started = state.in_flight.started
-    return f"attempt {started.attempt} at epoch {started.barrier.epoch} is in flight"
+def _in_flight(running: CheckpointInFlight) -> str:
+    return f"attempt {running.started.attempt} at epoch {running.started.barrier.epoch} is in flight"
 
 
 def _replaying(state: PipelineState) -> str:

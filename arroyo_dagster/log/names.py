@@ -3,7 +3,6 @@
 <state url>/<pipeline>/log/<20 digits>.json                              one entry of the log
                        snapshots/<20 digits>.json                        a fold of the log up to there
                        epochs/<20 digits>/attempt-<n>/manifest.json      what an attempt has made
-                       replays/<n>/                                      what a replay has made
 """
 
 import re
@@ -13,18 +12,18 @@ from arroyo_dagster.model import ObjectPath
 
 SNAPSHOTS = ObjectPath("snapshots")
 
-_PIPELINE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_PIPELINE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 _SNAPSHOT = re.compile(r"snapshots/(\d{20})\.json")
 
 
-def check_pipeline(name: str) -> str:
-    """Return `name` if it can name a pipeline, on storage and in Dagster alike."""
+def pipeline(name: str) -> ObjectPath:
+    """Name the prefix that all of a pipeline lies below. Its name must do for Dagster as well."""
     if not _PIPELINE.fullmatch(name):
         raise ConfigurationError(
-            f"the pipeline name {name!r} is not usable: take up to 100 letters, digits and underscores, "
-            "and do not begin with a digit"
+            f"the pipeline name {name!r} is not usable: take up to 100 ASCII letters, digits and underscores, "
+            "and begin with a letter"
         )
-    return name
+    return ObjectPath(name)
 
 
 def log_entry(sequence: int) -> ObjectPath:
@@ -51,8 +50,3 @@ def attempt(epoch: int, number: int) -> ObjectPath:
 def manifest(epoch: int, number: int) -> ObjectPath:
     """Name the manifest of one attempt at an epoch."""
     return ObjectPath(f"{attempt(epoch, number)}/manifest.json")
-
-
-def replay(number: int) -> ObjectPath:
-    """Name the prefix that one replay writes under."""
-    return ObjectPath(f"replays/{number}")

@@ -103,11 +103,11 @@ ILLEGAL: list[tuple[PipelineState, Fact, str]] = [
         "epoch 6 has a plan from an earlier attempt, and every attempt follows it",
     ),
     # Ending one
-    (FIVE, completed(IN_FLIGHT), "attempt 1 at epoch 6 is not in flight: none is in flight, and the head is epoch 5"),
+    (FIVE, completed(IN_FLIGHT), "attempt 1 at epoch 6 is not in flight: none is, and the head is epoch 5"),
     (
         ABORTED,
         completed(IN_FLIGHT),
-        "attempt 1 at epoch 6 is not in flight: none is in flight, and the head is epoch 5",
+        "attempt 1 at epoch 6 is not in flight: none is, and the head is epoch 5",
     ),
     (
         after(ABORTED, started(ABORTED)),
@@ -117,12 +117,12 @@ ILLEGAL: list[tuple[PipelineState, Fact, str]] = [
     (
         COMPLETED,
         completed(IN_FLIGHT),
-        "attempt 1 at epoch 6 is not in flight: none is in flight, and the head is epoch 6",
+        "attempt 1 at epoch 6 is not in flight: none is, and the head is epoch 6",
     ),
     (
         COMPLETED,
         CheckpointAborted(6, 1, "x"),
-        "attempt 1 at epoch 6 is not in flight: none is in flight, and the head is epoch 6",
+        "attempt 1 at epoch 6 is not in flight: none is, and the head is epoch 6",
     ),
     (
         IN_FLIGHT,
