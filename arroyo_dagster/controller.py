@@ -6,7 +6,7 @@ the state names is then among those seen, unless somebody has deleted it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
@@ -16,7 +16,7 @@ from pendulum import DateTime, Duration
 
 from arroyo_dagster.errors import ConfigurationError
 from arroyo_dagster.log import Mode, PipelineState
-from arroyo_dagster.log.state import Failures
+from arroyo_dagster.log.state import Failures, SinkWork
 from arroyo_dagster.model import CheckpointBarrier, EpochSet
 
 _DOUBLINGS = 6
@@ -88,8 +88,9 @@ class AbortCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class RecoverSinks:
-    """Let the sinks catch up: publish that epoch if there is one, retract those that were superseded."""
+    """Let the sinks do the work of log entry `work`: publish that epoch if there is one, retract those others."""
 
+    work: int
     publish: int | None
     retract: EpochSet
 
@@ -146,22 +147,17 @@ def progress(
 ) -> Decision:
     """Decide the next step. `runs` are all that have not ended; `idle` says that no source has anything new.
 
-    The order of the branches is the contract: finish what is in flight, rest when stopped, start what is due,
-    clear away what is dead, wait.
+    The order of the branches is the contract: finish what is in flight, clear away what is dead, rest when stopped,
+    start what is due, wait.
     """
-    if finishing := _finish(state, runs, policy, now):
-        return finishing
+    if first := _finish(state, runs, policy, now) or _clear_away(state, runs, policy, now):
+        return first
     if state.mode is Mode.STOPPED:
         return Wait(f"stopped at epoch {state.head}; resume to go on")
     obstacle = _obstacle(state, runs, policy, now, idle)
     if obstacle is None:
         barrier = CheckpointBarrier(state.next_epoch, state.min_epoch, now, state.mode is Mode.STOP_REQUESTED)
         return StartCheckpoint(barrier, state.attempts + 1)
-    if state.cleanup and (end := _end(state.cleanup.run_id, state.cleanup.at, runs, policy, now)):
-        return AbortCleanup(state.cleanup.cleanup, end)
-    for replay in state.replays:
-        if end := _end(replay.started.run_id, replay.at, runs, policy, now):
-            return AbortReplay(replay.started.epoch, replay.started.attempt, end)
     return Wait(obstacle)
 
 
@@ -169,19 +165,20 @@ def progress_cleanup(
     state: PipelineState, runs: Sequence[Run], policy: CheckpointPolicy, now: DateTime
 ) -> StartCleanup | AbortCleanup | AbortReplay | Wait:
     """Decide whether a cleaning that somebody has asked for may begin. Checkpoints and replays come first."""
+    if dead := _clear_away(state, runs, policy, now):
+        return dead
+    if not state.kept:
+        return Wait("there is no epoch yet, so there is nothing to clean")
     if state.in_flight:
         return Wait(f"epoch {state.in_flight.started.barrier.epoch} is being taken; cleaning waits for it")
+    if active := _active_run(runs, {RunKind.CHECKPOINT}, policy, now):
+        return Wait(f"{active}; cleaning waits for it")
     for replay in state.replays:
-        if end := _end(replay.started.run_id, replay.at, runs, policy, now):
-            return AbortReplay(replay.started.epoch, replay.started.attempt, end)
         return Wait(f"epoch {replay.started.epoch} is being replayed; cleaning waits for it")
     if state.cleanup:
-        if end := _end(state.cleanup.run_id, state.cleanup.at, runs, policy, now):
-            return AbortCleanup(state.cleanup.cleanup, end)
         return Wait(_active("cleaning", state.cleanup.run_id))
-    pause = policy.pause_after(state.cleanup_failures)
-    if reason := _too_soon(state.cleanup_failures.at, pause, now):
-        return Wait(f"cleaning has failed {_times(state.cleanup_failures)}; waiting to try again, {reason}")
+    if reason := _backing_off(state.cleanup_failures, policy, now):
+        return Wait(f"cleaning {reason}")
     return StartCleanup()
 
 
@@ -196,11 +193,32 @@ def _finish(state: PipelineState, runs: Sequence[Run], policy: CheckpointPolicy,
             f"for {_short(max(now, at) - at)}"
         )
     if state.sinks:
-        if _end(state.sinks.run_id, state.sinks.since, runs, policy, now):
-            return RecoverSinks(state.sinks.publish, state.sinks.retract)
-        return Wait(f"{_run(state.sinks.run_id)} is bringing the sinks up to epoch {state.head}")
+        return _finish_sinks(state, state.sinks, runs, policy, now)
     if state.mode is Mode.STOP_REQUESTED and state.final:
         return FinishStop(state.head)
+    return None
+
+
+def _finish_sinks(
+    state: PipelineState, sinks: SinkWork, runs: Sequence[Run], policy: CheckpointPolicy, now: DateTime
+) -> RecoverSinks | Wait:
+    if not _end(sinks.run_id, sinks.since, runs, policy, now):
+        return Wait(f"{_run(sinks.run_id)} is bringing the sinks up to epoch {state.head}")
+    if active := _active_run(runs, {RunKind.CHECKPOINT}, policy, now):
+        return Wait(f"{active}; the sinks are not up to epoch {state.head} yet")
+    if reason := _given_up(sinks.failures, state.mode, policy) or _backing_off(sinks.failures, policy, now):
+        return Wait(f"bringing the sinks up to epoch {state.head} {reason}")
+    return RecoverSinks(sinks.entry, sinks.publish, sinks.retract)
+
+
+def _clear_away(
+    state: PipelineState, runs: Sequence[Run], policy: CheckpointPolicy, now: DateTime
+) -> AbortCleanup | AbortReplay | None:
+    if state.cleanup and (end := _end(state.cleanup.run_id, state.cleanup.at, runs, policy, now)):
+        return AbortCleanup(state.cleanup.cleanup, end)
+    for replay in state.replays:
+        if end := _end(replay.started.run_id, replay.at, runs, policy, now):
+            return AbortReplay(replay.started.epoch, replay.started.attempt, end)
     return None
 
 
@@ -208,22 +226,12 @@ def _obstacle(
     state: PipelineState, runs: Sequence[Run], policy: CheckpointPolicy, now: DateTime, idle: bool
 ) -> str | None:
     """Say why no checkpoint may start now, the most lasting reason first; None when one may."""
-    failures = state.failures
-    if failures.count > policy.tolerable_failures:
-        return (
-            f"epoch {state.next_epoch} has failed {_times(failures)} in a row, the last time because "
-            f"{failures.reason}; mend the cause, then resume the pipeline"
-        )
     if state.cleanup:
         return _active("cleaning", state.cleanup.run_id)
-    for run in runs:
-        if run.kind in {RunKind.CHECKPOINT, RunKind.CLEANUP} and now - run.since <= policy.timeout:
-            return _active(run.kind, run.run_id)
-    if reason := _too_soon(failures.at, policy.pause_after(failures), now):
-        return (
-            f"epoch {state.next_epoch} has failed {_times(failures)}, the last time because {failures.reason}; "
-            f"waiting to try again, {reason}"
-        )
+    if active := _active_run(runs, {RunKind.CHECKPOINT, RunKind.CLEANUP}, policy, now):
+        return active
+    if reason := _given_up(state.failures, state.mode, policy) or _backing_off(state.failures, policy, now):
+        return f"epoch {state.next_epoch} {reason}"
     if state.mode is Mode.STOP_REQUESTED:
         return None
     if reason := _too_soon(state.completed_at, policy.min_pause, now):
@@ -236,13 +244,36 @@ def _obstacle(
     return None
 
 
+def _given_up(failures: Failures, mode: Mode, policy: CheckpointPolicy) -> str | None:
+    """Say what a person has to do about something that has failed too often; None when it has not."""
+    if failures.count <= policy.tolerable_failures:
+        return None
+    then = "resume the pipeline and ask for the stop again" if mode is Mode.STOP_REQUESTED else "resume the pipeline"
+    return f"{_failed(failures)}; mend the cause, then {then}"
+
+
+def _backing_off(failures: Failures, policy: CheckpointPolicy, now: DateTime) -> str | None:
+    """Say how long something that has failed has to wait; None when it may be tried again."""
+    progress = _too_soon(failures.at, policy.pause_after(failures), now)
+    return f"{_failed(failures)}; waiting to try again, {progress}" if progress else None
+
+
+def _failed(failures: Failures) -> str:
+    times = "once" if failures.count == 1 else f"{failures.count} times in a row"
+    return f"has failed {times}, the last time because {failures.reason}"
+
+
 def _end(
     run_id: str | None, since: DateTime, runs: Sequence[Run], policy: CheckpointPolicy, now: DateTime
 ) -> str | None:
-    """Say how the work of a run ended, or None while it goes on. Work without a run lasts until its time-out."""
+    """Say how the work of a run ended, or None while it goes on.
+
+    Work without a run lasts until its time-out, or until the clock shows that it was wrong when the work began.
+    """
     if run_id is not None and all(run.run_id != run_id for run in runs):
         return f"{_run(run_id)} ended"
-    if now - since > policy.timeout:
+    lasted = now - since if run_id else abs(now - since)
+    if lasted > policy.timeout:
         return f"{_run(run_id)} took longer than the time-out of {_short(policy.timeout)}"
     return None
 
@@ -258,8 +289,11 @@ def _too_soon(since: DateTime | None, pause: Duration, now: DateTime) -> str | N
     return f"{_short(abs(now - since))} of {_short(pause)}"
 
 
-def _times(failures: Failures) -> str:
-    return "once" if failures.count == 1 else f"{failures.count} times"
+def _active_run(runs: Sequence[Run], kinds: Set[RunKind], policy: CheckpointPolicy, now: DateTime) -> str | None:
+    for run in runs:
+        if run.kind in kinds and now - run.since <= policy.timeout:
+            return _active(run.kind, run.run_id)
+    return None
 
 
 def _active(work: str, run_id: str | None) -> str:

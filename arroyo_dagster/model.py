@@ -106,6 +106,10 @@ class EpochSet:
         """Those later than `epoch`."""
         return EpochSet(tuple((max(first, epoch + 1), last) for first, last in self.ranges if last > epoch))
 
+    def before(self, epoch: int) -> int:
+        """The newest one earlier than `epoch`; 0 when there is none."""
+        return max((min(last, epoch - 1) for first, last in self.ranges if first < epoch), default=0)
+
     @staticmethod
     def _joined(ranges: Iterable[tuple[int, int]]) -> EpochSet:
         joined: list[tuple[int, int]] = []

@@ -10,6 +10,7 @@ from pendulum import DateTime, Duration
 
 from arroyo_dagster.errors import ConfigurationError, DamagedObjectError
 from arroyo_dagster.log import PipelineState, names
+from arroyo_dagster.log.entries import CleanupStarted
 from arroyo_dagster.model import EpochSet, FileEntry, Manifest, ObjectPath
 
 
@@ -41,9 +42,10 @@ class Retention:
 class CleanupPlan:
     """What a cleaning would do: `removes` go, and with them `files`, and then `manifests`, oldest first.
 
-    `kept` tells of every epoch that stays why it does.
+    `kept` tells of every epoch that stays why it does. The plan holds for the log as it was at entry `planned_at`.
     """
 
+    planned_at: int
     min_epoch: int
     kept: Mapping[int, tuple[str, ...]]
     removes: EpochSet
@@ -55,53 +57,71 @@ class CleanupPlan:
         """The size of the files that would go."""
         return sum(file.bytes for file in self.files)
 
+    def started(self, run_id: str | None = None) -> CleanupStarted:
+        """The fact that puts this plan into force."""
+        return CleanupStarted(self.planned_at, self.min_epoch, self.removes, len(self.files), self.bytes, run_id)
+
 
 def plan_cleanup(state: PipelineState, manifests: Iterable[Manifest], policy: Retention, now: DateTime) -> CleanupPlan:
     """Plan a cleaning.
 
     `manifests` are all that lie on storage, those of removed epochs and of dead attempts among them. No file
-    that a kept manifest names, or that a compaction has made for the next epoch, is in the plan.
+    is in the plan that a kept manifest names, that the attempt in flight has written, or that a compaction has made
+    for the next epoch.
     """
     found = {(manifest.epoch, manifest.attempt): manifest for manifest in manifests}
-    live = {epoch: _manifest_of(epoch, state, found) for epoch in state.live}
     reasons: dict[int, list[str]] = defaultdict(list)
-    for epoch, reason in _by_rule(live, policy, now):
+    for epoch, reason in _by_rule(state, found, policy, now):
         reasons[epoch].append(reason)
     oldest = min(reasons, default=state.head)
     for epoch, reason in _by_need(state):
         reasons[epoch].append(reason)
-    for epoch in [epoch for epoch in reasons if epoch in live]:
-        if (parent := live[epoch].parent) in state.kept:
+    for epoch in EpochSet.of(reasons) & state.live:
+        if (parent := state.parent_of(epoch)) in state.kept:
             reasons[parent].append(f"the replay of epoch {epoch} starts from it")
 
-    stays = {(epoch, state.attempt_of(epoch)): _manifest_of(epoch, state, found) for epoch in sorted(reasons)}
-    named = {file.path for manifest in stays.values() for file in manifest.files}
+    stays = {(epoch, state.attempt_of(epoch)) for epoch in reasons}
+    if lost := sorted(stays - found.keys()):
+        raise DamagedObjectError(
+            f"{names.manifest(*lost[0])}, the manifest of epoch {lost[0][0]}, is lost, so that nobody knows what the "
+            "epoch needs: restore it before cleaning"
+        )
+    if state.in_flight:
+        stays.add((state.in_flight.started.barrier.epoch, state.in_flight.started.attempt))
+    named = {file.path for key in stays & found.keys() for file in found[key].files}
     named |= {file.path for compaction in state.compactions for file in compaction.by}
-    goes = [found[key] for key in sorted(found.keys() - stays.keys())]
-    files = {file.path: file for manifest in goes for file in manifest.files if file.path not in named}
+    goes = sorted(found.keys() - stays)
+    files = {file.path: file for key in goes for file in found[key].files if file.path not in named}
     return CleanupPlan(
+        planned_at=state.sequence,
         min_epoch=max(state.min_epoch, oldest),
         kept={epoch: tuple(reasons[epoch]) for epoch in sorted(reasons)},
         removes=state.kept - EpochSet.of(reasons),
         files=tuple(files[path] for path in sorted(files)),
-        manifests=tuple(names.manifest(manifest.epoch, manifest.attempt) for manifest in goes),
+        manifests=tuple(names.manifest(*key) for key in goes),
     )
 
 
-def _by_rule(live: Mapping[int, Manifest], policy: Retention, now: DateTime) -> Iterator[tuple[int, str]]:
-    newest_first = sorted(live, reverse=True)
-    taken = {epoch: live[epoch].barrier.timestamp.in_timezone("UTC") for epoch in newest_first}
+def _by_rule(
+    state: PipelineState, found: Mapping[tuple[int, int], Manifest], policy: Retention, now: DateTime
+) -> Iterator[tuple[int, str]]:
+    newest_first = sorted(state.live, reverse=True)
     for epoch in newest_first[: policy.keep_last or 0]:
         yield epoch, f"among the last {policy.keep_last}"
-    for epoch in newest_first:
-        if policy.keep_within is not None and now - taken[epoch] <= policy.keep_within:
+    taken = {
+        epoch: manifest.barrier.timestamp.in_timezone("UTC")
+        for epoch in newest_first
+        if (manifest := found.get((epoch, state.attempt_of(epoch))))
+    }
+    for epoch, time in taken.items():
+        if policy.keep_within is not None and now - time <= policy.keep_within:
             yield epoch, f"taken within {policy.keep_within.in_words()}"
     for count, form in ((policy.hourly, "[the hour] YYYY-MM-DD HH:00"), (policy.daily, "[the day] YYYY-MM-DD")):
         if count is None:
             continue
         newest_of: dict[str, int] = {}
-        for epoch in newest_first:
-            newest_of.setdefault(taken[epoch].format(form), epoch)
+        for epoch, time in taken.items():
+            newest_of.setdefault(time.format(form), epoch)
         for period in sorted(newest_of, reverse=True)[:count]:
             yield newest_of[period], f"the newest of {period}"
 
@@ -113,13 +133,3 @@ def _by_need(state: PipelineState) -> Iterator[tuple[int, str]]:
         yield epoch, f"pinned as {label!r}"
     for epoch in state.needed_by_sinks:
         yield epoch, "needed by sinks"
-
-
-def _manifest_of(epoch: int, state: PipelineState, found: Mapping[tuple[int, int], Manifest]) -> Manifest:
-    manifest = found.get((epoch, state.attempt_of(epoch)))
-    if manifest is None:
-        raise DamagedObjectError(
-            f"{state.manifest_of(epoch)}, the manifest of epoch {epoch}, is lost, so that nobody knows what it needs: "
-            "restore it before cleaning"
-        )
-    return manifest

@@ -55,7 +55,7 @@ def fact(state: PipelineState, step: int) -> Fact:
         case 1:
             return CheckpointCompleted(epoch, 1, names.manifest(epoch, 1))
         case _:
-            return SinksCommitted(state.head)
+            return SinksCommitted(state.head, state.sequence)
 
 
 def write(directory: Path, state: PipelineState, new: Fact) -> PipelineState:

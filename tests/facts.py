@@ -44,11 +44,17 @@ def aborted(state: PipelineState, reason: str = "the disk was full") -> Checkpoi
 
 
 def rewound(state: PipelineState, to: int, run_id: str | None = None) -> Rewound:
-    return Rewound(to, state.live.after(to), run_id)
+    return Rewound(to, state.line.after(to), run_id)
 
 
 def cleanup(state: PipelineState, *removes: int, run_id: str | None = None) -> CleanupStarted:
-    return CleanupStarted(max(removes, default=state.min_epoch), EpochSet.of(removes), len(removes), 0, run_id)
+    min_epoch = max([state.min_epoch, *removes])
+    return CleanupStarted(state.sequence, min_epoch, EpochSet.of(removes), len(removes), 0, run_id)
+
+
+def committed(state: PipelineState) -> SinksCommitted:
+    assert state.sinks
+    return SinksCommitted(state.head, state.sinks.entry)
 
 
 def replay(state: PipelineState, epoch: int, run_id: str | None = None) -> ReplayStarted:
@@ -73,7 +79,7 @@ def with_epochs(count: int, state: PipelineState | None = None, at: DateTime = N
     for _ in range(count):
         state = after(state, started(state, at=at), at=at)
         state = after(state, completed(state), at=at)
-        state = after(state, SinksCommitted(state.head), at=at)
+        state = after(state, committed(state), at=at)
     return state
 
 
@@ -88,4 +94,4 @@ def append_epoch(log: Log) -> PipelineState:
     """Append one whole epoch."""
     append(log, started(log.read()))
     append(log, completed(log.read()))
-    return append(log, SinksCommitted(log.read().head))
+    return append(log, committed(log.read()))

@@ -14,15 +14,13 @@ from arroyo_dagster.log import PipelineState, names
 from arroyo_dagster.log.entries import (
     CleanupAborted,
     CleanupCompleted,
-    CleanupStarted,
     Compacted,
     EpochPinned,
     EpochUnpinned,
-    SinksCommitted,
 )
 from arroyo_dagster.model import CheckpointBarrier, EpochSet, FileEntry, Manifest, ObjectPath, Plan, TableFiles
 from arroyo_dagster.retention import CleanupPlan, plan_cleanup
-from tests.facts import NOON, aborted, after, completed, file, rewound, started, with_epochs
+from tests.facts import NOON, aborted, after, committed, completed, file, rewound, started, with_epochs
 
 
 @dataclass
@@ -63,7 +61,7 @@ class World:
         self.attempt(dropped)
         self.state = after(self.state, completed(self.state), at=self.now)
         if commit:
-            self.state = after(self.state, SinksCommitted(self.state.head))
+            self.state = after(self.state, committed(self.state))
 
     def epochs(self, count: int, every: pendulum.Duration) -> None:
         for _ in range(count):
@@ -73,7 +71,7 @@ class World:
     def rewind(self, to: int, *, commit: bool = True) -> None:
         self.state = after(self.state, rewound(self.state, to))
         if commit:
-            self.state = after(self.state, SinksCommitted(to))
+            self.state = after(self.state, committed(self.state))
 
     def compact(self) -> None:
         old = self.live_files()
@@ -88,7 +86,7 @@ class World:
     def clean(self, policy: Retention, steps: int | None = None) -> CleanupPlan:
         """Carry a plan out, or only so many of its steps."""
         plan = self.plan(policy)
-        self.state = after(self.state, CleanupStarted(plan.min_epoch, plan.removes, len(plan.files), plan.bytes))
+        self.state = after(self.state, plan.started())
         by_path = {names.manifest(*key): key for key in self.manifests}
         deletions = [*(one.path for one in plan.files), *plan.manifests]
         for path in deletions[:steps]:
@@ -196,7 +194,7 @@ class TestNeeds:
         world = hourly_world(5)
         world.rewind(3, commit=False)
         assert world.plan(self.LAST).kept[5] == ("needed by sinks",)
-        world.state = after(world.state, SinksCommitted(3))
+        world.state = after(world.state, committed(world.state))
         assert world.plan(self.LAST).removes == EpochSet.of([1, 4, 5])
 
     def test_an_epoch_that_sinks_have_not_published_stays(self) -> None:
@@ -260,6 +258,20 @@ class TestFiles:
         with pytest.raises(DamagedObjectError, match=r"0003/attempt-1/manifest.json, the manifest of epoch 3, is lost"):
             world.plan(self.LAST)
 
+    def test_of_an_epoch_that_goes_anyway_need_no_manifest(self) -> None:
+        world = hourly_world(6)
+        del world.manifests[2, 1]
+        assert 2 in world.plan(Retention(keep_last=1, hourly=1)).removes
+
+    def test_of_the_attempt_in_flight_stay(self) -> None:
+        world = hourly_world(3)
+        world.die()
+        world.attempt()
+        plan = world.plan(self.LAST)
+        assert names.manifest(4, 1) in plan.manifests
+        assert names.manifest(4, 2) not in plan.manifests
+        assert f"{names.attempt(4, 2)}/state/new.parquet" not in {one.path for one in plan.files}
+
     def test_that_a_killed_cleaning_left_go_with_the_next(self) -> None:
         world = World()
         for _ in range(9):
@@ -305,7 +317,7 @@ def take(world: World, step: tuple[object, ...]) -> None:
             world.rewind([0, *live][choice % (len(live) + 1)], commit=commit)
             if not commit:
                 check_plan(world, Retention(keep_last=1))
-                world.state = after(world.state, SinksCommitted(world.state.head))
+                world.state = after(world.state, committed(world.state))
         case ("compact",) if world.state.head:
             world.compact()
         case ("pin", int(choice)) if kept:

@@ -81,6 +81,12 @@ def _time(text: str) -> DateTime:
     return time
 
 
+def _number(key: str) -> int:
+    if key != str(int(key)):
+        raise ValueError(f"{key!r} is not a number as this library writes them")
+    return int(key)
+
+
 _SCALARS: dict[Any, tuple[type, Decoder]] = {
     bool: (bool, lambda data: data),
     int: (int, lambda data: data),
@@ -88,7 +94,7 @@ _SCALARS: dict[Any, tuple[type, Decoder]] = {
     ObjectPath: (str, ObjectPath),
     DateTime: (str, _time),
 }
-_KEYS: dict[Any, Decoder] = {str: str, int: int}
+_KEYS: dict[Any, Decoder] = {str: str, int: _number}
 
 
 def _scalar(expected: type, convert: Decoder) -> Decoder:

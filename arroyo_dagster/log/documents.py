@@ -40,7 +40,7 @@ def unpack_entry(data: bytes, sequence: int, where: str) -> Entry:
         envelope = [body.pop(name) for name in ("sequence", "writer", "timestamp", "entry")]
     except KeyError as error:
         raise DamagedObjectError(f"{where} is not a log entry: it has no field {error}") from error
-    if envelope[0] != sequence:
+    if decode(int, envelope[0], where) != sequence:
         raise DamagedObjectError(f"{where} is misplaced: it holds entry {envelope[0]}")
     kind = _FACTS.get(str(envelope[3]))
     if kind is None:

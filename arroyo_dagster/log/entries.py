@@ -41,9 +41,21 @@ class CheckpointCompleted:
 
 @dataclass(frozen=True, slots=True)
 class SinksCommitted:
-    """Every sink shows the output of all live epochs up to this one, the head, and of no other."""
+    """Every sink shows the output of the head, this epoch, and of all of its ancestors, and of no other.
+
+    `work` is the log entry that gave the sinks something to do: a completed checkpoint or a rewind.
+    """
 
     epoch: int
+    work: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinksFailed:
+    """The sinks could not do the work that log entry `work` gave them. It stays to be done."""
+
+    work: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +69,9 @@ class CheckpointAborted:
 
 @dataclass(frozen=True, slots=True)
 class CleanupStarted:
-    """These epochs are gone from here on; deleting their `files` follows."""
+    """These epochs are gone from here on; deleting their `files` follows. The plan was made at entry `planned_at`."""
 
+    planned_at: int
     min_epoch: int
     removes: EpochSet
     files: int
@@ -113,7 +126,10 @@ class ReplayFinished:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """`to` (0: nothing at all) is the head again; the epochs after it are superseded, their output is retracted."""
+    """`to` (0: nothing at all) is the head again, and the output of its descendants is to be retracted.
+
+    `supersedes` are all of these, also those that cleaning has removed: their output is still out there.
+    """
 
     to: int
     supersedes: EpochSet
@@ -168,6 +184,7 @@ Fact: TypeAlias = (
     | CheckpointStarted
     | CheckpointCompleted
     | SinksCommitted
+    | SinksFailed
     | CheckpointAborted
     | CleanupStarted
     | CleanupCompleted

@@ -33,6 +33,7 @@ from arroyo_dagster.log.entries import (
     Resumed,
     Rewound,
     SinksCommitted,
+    SinksFailed,
     Stopped,
     StopRequested,
 )
@@ -60,9 +61,8 @@ def _objections(state: PipelineState, fact: Fact) -> Iterator[str]:
                 yield f"the manifest of epoch {epoch} is {names.manifest(epoch, attempt)}, not {manifest}"
         case CheckpointAborted(epoch, attempt):
             yield from _against_ending(state, epoch, attempt)
-        case SinksCommitted(epoch):
-            if state.sinks is None or epoch != state.head:
-                yield f"the sinks have nothing to commit for epoch {epoch}; the head is epoch {state.head}"
+        case SinksCommitted() | SinksFailed():
+            yield from _against_sinks(state, fact)
         case CleanupStarted():
             yield from _against_cleaning(state, fact)
         case CleanupCompleted(cleanup) | CleanupAborted(cleanup):
@@ -80,11 +80,8 @@ def _objections(state: PipelineState, fact: Fact) -> Iterator[str]:
                 yield f"epoch {epoch} is not pinned; pinned are {EpochSet.of(state.pins)}"
         case StopRequested() | Stopped() | Resumed():
             yield from _against_mode(state, fact)
-        case Compacted(epoch):
-            if state.in_flight:
-                yield _in_flight(state.in_flight)
-            if epoch != state.head:
-                yield f"epoch {epoch} was compacted, but the head is epoch {state.head}"
+        case Compacted():
+            yield from _against_compacting(state, fact)
         case _:
             assert_never(fact)
 
@@ -122,6 +119,25 @@ def _against_ending(state: PipelineState, epoch: int, attempt: int) -> Iterator[
         yield f"attempt {attempt} at epoch {epoch} is not in flight: {_in_flight(running)}"
 
 
+def _against_sinks(state: PipelineState, fact: SinksCommitted | SinksFailed) -> Iterator[str]:
+    if state.sinks is None:
+        yield f"the sinks have nothing to do; the head is epoch {state.head}"
+    elif fact.work != state.sinks.entry:
+        yield f"the sinks have work from entry {state.sinks.entry}, no longer from entry {fact.work}"
+    elif isinstance(fact, SinksCommitted) and fact.epoch != state.head:
+        yield f"the sinks have to catch up with the head, epoch {state.head}, not with epoch {fact.epoch}"
+
+
+def _against_compacting(state: PipelineState, compacted: Compacted) -> Iterator[str]:
+    if state.in_flight:
+        yield _in_flight(state.in_flight)
+    if state.head == 0 or compacted.epoch != state.head:
+        yield f"epoch {compacted.epoch} was compacted, but the head is epoch {state.head}"
+    for earlier in state.compactions:
+        if twice := sorted({*earlier.replaced} & {*compacted.replaced}):
+            yield f"{twice[0]} was compacted already"
+
+
 def _against_cleaning(state: PipelineState, start: CleanupStarted) -> Iterator[str]:
     if state.in_flight:
         yield _in_flight(state.in_flight)
@@ -129,6 +145,8 @@ def _against_cleaning(state: PipelineState, start: CleanupStarted) -> Iterator[s
         yield f"cleaning {state.cleanup.cleanup} is in flight"
     if state.replays:
         yield _replaying(state)
+    if start.planned_at != state.sequence:
+        yield f"the plan was made at entry {start.planned_at}, but the log is at entry {state.sequence}: plan again"
     if not state.min_epoch <= start.min_epoch <= state.last_epoch:
         yield f"min_epoch goes from {state.min_epoch} to at most {state.last_epoch}, not to {start.min_epoch}"
     if absent := start.removes - state.kept:
@@ -147,6 +165,8 @@ def _against_replay(state: PipelineState, fact: ReplayStarted | ReplayFinished) 
         yield f"cleaning {state.cleanup.cleanup} is in flight"
     if fact.epoch not in state.live:
         yield f"epoch {fact.epoch} cannot be replayed; live epochs are {state.live}"
+    elif (parent := state.parent_of(fact.epoch)) and parent not in state.kept:
+        yield f"epoch {fact.epoch} cannot be replayed: cleaning has removed its parent, epoch {parent}"
     if fact.attempt != state.replays_started + 1:
         yield f"the next replay is number {state.replays_started + 1}, not {fact.attempt}"
 
@@ -158,8 +178,8 @@ def _against_rewinding(state: PipelineState, rewound: Rewound) -> Iterator[str]:
         yield _replaying(state)
     if rewound.to != 0 and rewound.to not in state.live:
         yield f"epoch {rewound.to} cannot be rewound to; live epochs are {state.live}"
-    if rewound.supersedes != state.live.after(rewound.to):
-        yield f"a rewind to epoch {rewound.to} supersedes {state.live.after(rewound.to)}, not {rewound.supersedes}"
+    if rewound.supersedes != state.line.after(rewound.to):
+        yield f"a rewind to epoch {rewound.to} supersedes {state.line.after(rewound.to)}, not {rewound.supersedes}"
 
 
 def _against_mode(state: PipelineState, fact: StopRequested | Stopped | Resumed) -> Iterator[str]:
@@ -175,7 +195,8 @@ def _against_mode(state: PipelineState, fact: StopRequested | Stopped | Resumed)
             if state.sinks or not state.final or epoch != state.head:
                 yield f"the last checkpoint before the stop is not done; the head is epoch {state.head}"
         case Resumed():
-            if state.mode is Mode.RUNNING and state.failures.count == 0:
+            failing = state.failures.count or (state.sinks and state.sinks.failures.count)
+            if state.mode is Mode.RUNNING and not failing:
                 yield "the pipeline is running"
         case _:
             assert_never(fact)

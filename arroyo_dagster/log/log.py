@@ -160,19 +160,22 @@ class Log:
         try:
             data = pack_entry(entry)
             return self._parse(entry.sequence, data), data
-        except (TypeError, ValueError, DamagedObjectError) as error:
-            raise ConfigurationError(f"this cannot be written to the log: {entry.fact}: {error}") from error
+        except (TypeError, ValueError, RecursionError, DamagedObjectError) as error:
+            kind = type(entry.fact).__name__
+            raise ConfigurationError(
+                f"this {kind} cannot be written to the log at {self._store.url}: {error}"
+            ) from error
 
     def _write(self, entry: Entry, data: bytes) -> Entry:
         """Create the entry, and return what stands in its place: it, or another's."""
         path = names.log_entry(entry.sequence)
+        if entry.sequence == 1:
+            self._try_conditional_writes()
         for number in range(_WRITE_TRIES):
             if number:
                 self._sleep(_FIRST_DELAY * 2**number)
             try:
                 if self._store.create(path, data) is Creation.CREATED:
-                    if entry.sequence == 1:
-                        self._expect_taken(path, data)
                     return entry
             except StorageError as error:
                 failure = error
@@ -191,8 +194,12 @@ class Log:
             "the log will tell"
         ) from failure
 
-    def _expect_taken(self, path: ObjectPath, data: bytes) -> None:
-        if self._store.create(path, data) is Creation.CREATED:
+    def _try_conditional_writes(self) -> None:
+        probe = names.probe(secrets.token_hex(8))
+        self._store.create(probe, b"")
+        overwritten = self._store.create(probe, b"") is Creation.CREATED
+        self._store.delete(probe)
+        if overwritten:
             raise ConfigurationError(
                 f"the storage at {self._store.url} overwrites objects that it was asked to create: take one that "
                 "supports conditional writes (If-None-Match)"
@@ -217,8 +224,9 @@ class Log:
         self._snapshot_at = state.sequence
         try:
             self._store.create(names.snapshot(state.sequence), pack_snapshot(state))
-            snapshots = [path for path in self._store.names(names.SNAPSHOTS) if names.snapshot_sequence(path)]
-            for path in snapshots[:-_SNAPSHOTS_KEPT]:
+            found = ((names.snapshot_sequence(path) or 0, path) for path in self._store.names(names.SNAPSHOTS))
+            older = [path for sequence, path in found if 0 < sequence <= state.sequence]
+            for path in older[:-_SNAPSHOTS_KEPT]:
                 self._store.delete(path)
         except StorageError as error:
             logger.warning("no snapshot was made, which only costs time: %s", error)

@@ -2,6 +2,7 @@
 
 <state url>/<pipeline>/log/<20 digits>.json                              one entry of the log
                        snapshots/<20 digits>.json                        a fold of the log up to there
+                       probes/<token>                                    made and deleted to try the storage
                        epochs/<20 digits>/attempt-<n>/manifest.json      what an attempt has made
 """
 
@@ -40,6 +41,11 @@ def snapshot_sequence(path: str) -> int | None:
     """Tell which log entry a snapshot stands behind; None for any other object."""
     match = _SNAPSHOT.fullmatch(path)
     return int(match[1]) if match else None
+
+
+def probe(token: str) -> ObjectPath:
+    """Name an object that is made to see what the storage does, and deleted again."""
+    return ObjectPath(f"probes/{token}")
 
 
 def attempt(epoch: int, number: int) -> ObjectPath:

@@ -31,6 +31,7 @@ from arroyo_dagster.log.entries import (
     Resumed,
     Rewound,
     SinksCommitted,
+    SinksFailed,
     Stopped,
     StopRequested,
 )
@@ -48,6 +49,19 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Failures:
+    """How often in a row something has failed."""
+
+    count: int = 0
+    reason: str = ""
+    at: DateTime | None = None
+
+    def and_another(self, reason: str, at: DateTime) -> Failures:
+        """Count one more."""
+        return Failures(self.count + 1, reason, at)
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointInFlight:
     """The one attempt that may complete."""
 
@@ -57,12 +71,17 @@ class CheckpointInFlight:
 
 @dataclass(frozen=True, slots=True)
 class SinkWork:
-    """What the sinks still have to do before they show exactly the live epochs up to the head."""
+    """What the sinks still have to do before they show exactly the head and its ancestors.
 
+    `entry` is the log entry that gave them this to do.
+    """
+
+    entry: int
     publish: int | None
     retract: EpochSet
     run_id: str | None
     since: DateTime
+    failures: Failures = Failures()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,26 +102,13 @@ class ReplayInFlight:
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
-    """How often in a row something has failed."""
-
-    count: int = 0
-    reason: str = ""
-    at: DateTime | None = None
-
-    def and_another(self, reason: str, at: DateTime) -> Failures:
-        """Count one more."""
-        return Failures(self.count + 1, reason, at)
-
-
-@dataclass(frozen=True, slots=True)
 class PipelineState:
     """Everything the log says that still matters.
 
     `sequence` and `writer` are those of the last entry, and so tell two histories apart.
-    `live` are the head and those of its ancestors that are kept; `superseded` are kept epochs that a rewind
-    has left behind. `attempts` counts the attempts made at the next epoch, which must follow `plan` if there
-    is one. `final` says that the head was taken to stop at.
+    `line` is the head and all of its ancestors, `kept` are the epochs whose files are all there: those of the line
+    are live, the others were superseded by a rewind. `attempts` counts the attempts made at the next epoch, which
+    must follow `plan` if there is one. `final` says that the head was taken to stop at.
     """
 
     sequence: int = 0
@@ -114,8 +120,8 @@ class PipelineState:
     head: int = 0
     last_epoch: int = 0
     min_epoch: int = 0
-    live: EpochSet = EpochSet()
-    superseded: EpochSet = EpochSet()
+    line: EpochSet = EpochSet()
+    kept: EpochSet = EpochSet()
     retried: Mapping[int, int] = field(default_factory=dict)
     pins: Mapping[int, str] = field(default_factory=dict)
 
@@ -145,16 +151,25 @@ class PipelineState:
         return self.last_epoch + 1
 
     @property
-    def kept(self) -> EpochSet:
-        """Every epoch whose files are all there."""
-        return self.live | self.superseded
+    def live(self) -> EpochSet:
+        """The head and those of its ancestors that are kept: what can be rewound to."""
+        return self.line & self.kept
+
+    @property
+    def superseded(self) -> EpochSet:
+        """Kept epochs that a rewind has left behind."""
+        return self.kept - self.line
 
     @property
     def needed_by_sinks(self) -> EpochSet:
-        """Epochs whose manifests the sinks need for what they still have to do."""
+        """Kept epochs that the sinks are not done with."""
         if self.sinks is None:
             return EpochSet()
-        return self.sinks.retract | EpochSet.of(() if self.sinks.publish is None else (self.sinks.publish,))
+        return (self.sinks.retract | EpochSet.of([self.sinks.publish] if self.sinks.publish else [])) & self.kept
+
+    def parent_of(self, epoch: int) -> int:
+        """The epoch that a live one was taken on top of, kept or not; 0 for nothing."""
+        return self.line.before(epoch)
 
     def attempt_of(self, epoch: int) -> int:
         """The attempt that completed a kept epoch."""
@@ -170,8 +185,14 @@ def apply(state: PipelineState, entry: Entry) -> PipelineState:
     match entry.fact:
         case PipelineCreated(key_groups, fingerprint):
             state = replace(state, key_groups=key_groups, fingerprint=fingerprint)
-        case CheckpointStarted() | CheckpointCompleted() | CheckpointAborted() | SinksCommitted():
-            state = _apply_checkpoint(state, entry.fact, entry.timestamp)
+        case CheckpointStarted() | CheckpointCompleted() | CheckpointAborted():
+            state = _apply_checkpoint(state, entry.fact, entry)
+        case SinksCommitted():
+            state = replace(state, sinks=None)
+        case SinksFailed(reason=reason):
+            assert state.sinks is not None
+            failures = state.sinks.failures.and_another(reason, entry.timestamp)
+            state = replace(state, sinks=replace(state.sinks, failures=failures))
         case CleanupStarted() | CleanupCompleted() | CleanupAborted() | Compacted():
             state = _apply_cleanup(state, entry.fact, entry)
         case ReplayStarted() as started:
@@ -181,7 +202,7 @@ def apply(state: PipelineState, entry: Entry) -> PipelineState:
             replays = tuple(replay for replay in state.replays if replay.started.attempt != attempt)
             state = replace(state, replays=replays)
         case Rewound() as rewound:
-            state = _apply_rewound(state, rewound, entry.timestamp)
+            state = _apply_rewound(state, rewound, entry)
         case EpochPinned(epoch, label):
             state = replace(state, pins={**state.pins, epoch: label})
         case EpochUnpinned(epoch):
@@ -191,43 +212,42 @@ def apply(state: PipelineState, entry: Entry) -> PipelineState:
         case Stopped():
             state = replace(state, mode=Mode.STOPPED)
         case Resumed():
-            state = replace(state, mode=Mode.RUNNING, final=False, failures=Failures())
+            sinks = replace(state.sinks, failures=Failures()) if state.sinks else None
+            state = replace(state, mode=Mode.RUNNING, final=False, failures=Failures(), sinks=sinks)
         case _:
             assert_never(entry.fact)
     return replace(state, sequence=entry.sequence, writer=entry.writer)
 
 
 def _apply_checkpoint(
-    state: PipelineState,
-    fact: CheckpointStarted | CheckpointCompleted | CheckpointAborted | SinksCommitted,
-    at: DateTime,
+    state: PipelineState, fact: CheckpointStarted | CheckpointCompleted | CheckpointAborted, entry: Entry
 ) -> PipelineState:
+    at = entry.timestamp
     match fact:
         case CheckpointStarted():
             in_flight = CheckpointInFlight(fact, at)
             return replace(state, in_flight=in_flight, attempts=fact.attempt, plan=fact.plan)
         case CheckpointAborted():
             return replace(state, in_flight=None, failures=state.failures.and_another(fact.reason, at))
-        case SinksCommitted():
-            return replace(state, sinks=None)
         case CheckpointCompleted(epoch, attempt):
-            assert state.in_flight is not None  # noqa: S101 - checked by the invariants
+            assert state.in_flight is not None
             started = state.in_flight.started
             return replace(
                 state,
                 head=epoch,
                 last_epoch=epoch,
-                live=state.live | EpochSet.of([epoch]),
+                line=state.line | EpochSet.of([epoch]),
+                kept=state.kept | EpochSet.of([epoch]),
                 retried=state.retried if attempt == 1 else {**state.retried, epoch: attempt},
                 completed_at=at,
-                final=started.barrier.then_stop,
+                final=started.barrier.then_stop and state.mode is Mode.STOP_REQUESTED,
                 backlog=started.plan.backlog,
                 attempts=0,
                 plan=None,
                 compactions=(),
                 failures=Failures(),
                 in_flight=None,
-                sinks=SinkWork(publish=epoch, retract=EpochSet(), run_id=started.run_id, since=at),
+                sinks=SinkWork(entry.sequence, publish=epoch, retract=EpochSet(), run_id=started.run_id, since=at),
             )
         case _:
             assert_never(fact)
@@ -242,8 +262,7 @@ def _apply_cleanup(
                 state,
                 cleanup=CleanupInFlight(entry.sequence, fact.run_id, entry.timestamp),
                 min_epoch=fact.min_epoch,
-                live=state.live - fact.removes,
-                superseded=state.superseded - fact.removes,
+                kept=state.kept - fact.removes,
                 retried=_without(state.retried, fact.removes),
             )
         case CleanupCompleted():
@@ -257,19 +276,25 @@ def _apply_cleanup(
             assert_never(fact)
 
 
-def _apply_rewound(state: PipelineState, rewound: Rewound, at: DateTime) -> PipelineState:
-    earlier = state.sinks.retract if state.sinks else EpochSet()
+def _apply_rewound(state: PipelineState, rewound: Rewound, entry: Entry) -> PipelineState:
+    pending = state.sinks
+    sinks = SinkWork(
+        entry.sequence,
+        publish=rewound.to if pending and pending.publish == rewound.to else None,
+        retract=(pending.retract if pending else EpochSet()) | rewound.supersedes,
+        run_id=rewound.run_id,
+        since=entry.timestamp,
+    )
     return replace(
         state,
         head=rewound.to,
-        live=state.live - rewound.supersedes,
-        superseded=state.superseded | rewound.supersedes,
+        line=state.line - rewound.supersedes,
         final=False,
         backlog=state.backlog or bool(rewound.supersedes),
         plan=None,
         compactions=(),
         failures=Failures(),
-        sinks=SinkWork(publish=None, retract=earlier | rewound.supersedes, run_id=rewound.run_id, since=at),
+        sinks=sinks,
     )
 
 

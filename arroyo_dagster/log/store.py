@@ -7,7 +7,7 @@ exactly one is told `CREATED`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from enum import Enum, auto
@@ -74,13 +74,13 @@ class ObjectStorage:
     def create(self, path: ObjectPath, data: bytes) -> Creation:
         """Write a new object, and on a local disk see it through to the platter."""
         name = self._prefix + path
+        changed = self._files_changed_by(name)
         with self._explained("write", path):
             try:
                 self._objects.put(name, data, mode="create", use_multipart=False)
             except AlreadyExistsError:
                 return Creation.TAKEN
-            if self._directory is not None:
-                _flush(self._directory / name)
+            _flush(changed)
         return Creation.CREATED
 
     def read(self, paths: Sequence[ObjectPath]) -> list[bytes | None]:
@@ -111,6 +111,17 @@ class ObjectStorage:
             except FileNotFoundError:
                 return None
 
+    def _files_changed_by(self, name: str) -> list[Path]:
+        """The file of a new object on a local disk, the folders that are made for it, and the one that has them."""
+        if self._directory is None:
+            return []
+        changed = [self._directory / name]
+        for folder in changed[0].parents:
+            changed.append(folder)
+            if folder.is_dir():
+                break
+        return changed
+
     @contextmanager
     def _explained(self, verb: str, path: ObjectPath) -> Iterator[None]:
         try:
@@ -126,16 +137,20 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> ObjectStor
     `options` are obstore's for that kind of storage, credentials for example; without them the usual
     environment variables hold.
     """
-    scheme = urlsplit(url).scheme if "://" in url else "file"
-    if scheme == "memory":
-        return ObjectStorage(url, MemoryStore())
-    if scheme == "file":
-        return _open_directory(Path(unquote(urlsplit(url).path) if "://" in url else url).absolute())
-    if scheme not in _REMOTE_SCHEMES:
+    parts = urlsplit(url)
+    if len(parts.scheme) < 2:  # a letter before a colon is a drive
+        return _open_directory(Path(url).absolute())
+    if not url.startswith(f"{parts.scheme}://") or parts.scheme not in {"file", "memory", *_REMOTE_SCHEMES}:
         raise ConfigurationError(
-            f"the storage {url!r} has an unknown scheme: take a directory, or a URL that begins with "
+            f"the storage {url!r} is neither a directory nor a URL that begins with "
             "file://, memory://, s3://, gs://, az:// or abfss://"
         )
+    if parts.scheme == "memory":
+        return ObjectStorage("memory://memory", MemoryStore())
+    if parts.scheme == "file":
+        if parts.netloc:
+            raise ConfigurationError(f"the storage {url!r} names a host: a local URL has three slashes, file:///")
+        return _open_directory(Path(unquote(parts.path)))
     try:
         return ObjectStorage(url, from_url(url, **(options or {})))
     except (BaseError, ValueError) as error:
@@ -155,8 +170,8 @@ def _open_directory(directory: Path) -> ObjectStorage:
     return ObjectStorage(str(directory), LocalStore(directory), directory)
 
 
-def _flush(file: Path) -> None:
-    for path in (file, file.parent):
+def _flush(paths: Iterable[Path]) -> None:
+    for path in paths:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)

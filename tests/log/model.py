@@ -19,6 +19,7 @@ from arroyo_dagster.log.entries import (
     Resumed,
     Rewound,
     SinksCommitted,
+    SinksFailed,
     Stopped,
     StopRequested,
 )
@@ -38,7 +39,11 @@ class Model:
     tries: int = 0
     plan: Plan | None = None
     failures: int = 0
-    owed: set[int] | None = None
+    sink_failures: int = 0
+    work: int | None = None
+    publish: int | None = None
+    retract: set[int] = field(default_factory=set)
+    compacted: set[str] = field(default_factory=set)
     cleaning: int | None = None
     replays: dict[int, int] = field(default_factory=dict)
     replays_ever: int = 0
@@ -54,33 +59,41 @@ class Model:
     def live(self) -> set[int]:
         return self.kept & set(self.line)
 
+    @property
+    def needed_by_sinks(self) -> set[int]:
+        return (self.retract | {self.publish or 0}) & self.kept
+
     def legal(self, fact: Fact) -> bool:
         if isinstance(fact, PipelineCreated) or self.entries == 0:
             return isinstance(fact, PipelineCreated) and self.entries == 0
         match fact:
             case CheckpointStarted(barrier, attempt, parent, plan):
-                idle = self.flight is None and self.cleaning is None and self.owed is None and self.mode != "stopped"
+                idle = self.flight is None and self.cleaning is None and self.work is None and self.mode != "stopped"
                 next_one = barrier.epoch == max(self.winners, default=0) + 1 and attempt == self.tries + 1
                 asked = barrier.then_stop == (self.mode == "stopping") and barrier.min_epoch == self.min_epoch
                 return idle and next_one and asked and parent == self.head and self.plan in (None, plan)
             case CheckpointCompleted(epoch, attempt) | CheckpointAborted(epoch, attempt):
                 return self.flight is not None and (epoch, attempt) == (self.flight.barrier.epoch, self.flight.attempt)
-            case SinksCommitted(epoch):
-                return self.owed is not None and epoch == self.head
-            case CleanupStarted(min_epoch, removes):
-                idle = self.flight is None and self.cleaning is None and not self.replays
-                needed = {self.head} | self.pins | (self.owed or set())
+            case SinksCommitted(epoch, work):
+                return self.work is not None and work == self.work and epoch == self.head
+            case SinksFailed(work):
+                return self.work is not None and work == self.work
+            case CleanupStarted(planned_at, min_epoch, removes):
+                idle = self.flight is None and self.cleaning is None and not self.replays and planned_at == self.entries
+                needed = {self.head} | self.pins | self.needed_by_sinks
                 forward = self.min_epoch <= min_epoch <= max(self.winners, default=0)
                 return idle and forward and set(removes) <= self.kept and not set(removes) & needed
             case CleanupCompleted(cleanup) | CleanupAborted(cleanup):
                 return self.cleaning == cleanup
             case ReplayStarted(epoch, attempt):
-                return self.cleaning is None and epoch in self.live and attempt == self.replays_ever + 1
+                parent = max((one for one in self.line if one < epoch), default=0)
+                possible = epoch in self.live and parent in self.kept | {0}
+                return self.cleaning is None and possible and attempt == self.replays_ever + 1
             case ReplayFinished(epoch, attempt):
                 return self.replays.get(attempt) == epoch
             case Rewound(to, supersedes):
                 idle = self.flight is None and not self.replays
-                return idle and to in self.live | {0} and set(supersedes) == {one for one in self.live if one > to}
+                return idle and to in self.live | {0} and set(supersedes) == {one for one in self.line if one > to}
             case EpochPinned(epoch):
                 return epoch in self.kept
             case EpochUnpinned(epoch):
@@ -88,12 +101,12 @@ class Model:
             case StopRequested():
                 return self.mode == "running"
             case Stopped(epoch):
-                done = self.final and self.flight is None and self.owed is None and epoch == self.head
+                done = self.final and self.flight is None and self.work is None and epoch == self.head
                 return done and self.mode == "stopping"
             case Resumed():
-                return self.mode != "running" or self.failures > 0
-            case Compacted(epoch):
-                return self.flight is None and epoch == self.head
+                return self.mode != "running" or self.failures > 0 or self.sink_failures > 0
+            case Compacted(epoch, replaced=replaced):
+                return self.flight is None and 0 < epoch == self.head and not self.compacted & set(replaced)
 
     def accept(self, fact: Fact) -> None:
         assert self.legal(fact), f"{fact} got into the log"
@@ -108,15 +121,18 @@ class Model:
                 self.winners[epoch] = attempt
                 self.line.append(epoch)
                 self.kept.add(epoch)
-                self.owed = {epoch}
-                self.final = self.flight.barrier.then_stop
+                self.work, self.publish, self.retract = self.entries, epoch, set()
+                self.final = self.flight.barrier.then_stop and self.mode == "stopping"
                 self.flight, self.tries, self.plan, self.failures = None, 0, None, 0
+                self.compacted = set()
             case CheckpointAborted():
                 self.flight = None
                 self.failures += 1
             case SinksCommitted():
-                self.owed = None
-            case CleanupStarted(min_epoch, removes):
+                self.work, self.publish, self.retract, self.sink_failures = None, None, set(), 0
+            case SinksFailed():
+                self.sink_failures += 1
+            case CleanupStarted(min_epoch=min_epoch, removes=removes):
                 self.cleaning, self.min_epoch = self.entries, min_epoch
                 self.kept -= set(removes)
             case CleanupCompleted() | CleanupAborted():
@@ -126,8 +142,10 @@ class Model:
             case ReplayFinished(attempt=attempt):
                 del self.replays[attempt]
             case Rewound(to, supersedes):
-                published = (self.owed or set()) - {self.head}
-                self.owed = published | set(supersedes)
+                self.work, self.sink_failures = self.entries, 0
+                self.publish = self.publish if self.publish == to else None
+                self.retract |= set(supersedes)
+                self.compacted = set()
                 self.line = [one for one in self.line if one <= to]
                 self.plan, self.failures, self.final = None, 0, False
             case EpochPinned(epoch):
@@ -139,6 +157,8 @@ class Model:
             case Stopped():
                 self.mode = "stopped"
             case Resumed():
-                self.mode, self.failures, self.final = "running", 0, False
-            case PipelineCreated() | Compacted():
+                self.mode, self.failures, self.sink_failures, self.final = "running", 0, 0, False
+            case Compacted(replaced=replaced):
+                self.compacted |= set(replaced)
+            case PipelineCreated():
                 pass

@@ -11,7 +11,7 @@ from hypothesis import given
 from arroyo_dagster.errors import DamagedObjectError, NewerFormatError
 from arroyo_dagster.log import Log, PipelineState, documents, open_store
 from arroyo_dagster.log.documents import pack_entry, pack_snapshot, unpack_entry, unpack_snapshot
-from arroyo_dagster.log.entries import CheckpointCompleted, Entry, EpochPinned, Fact
+from arroyo_dagster.log.entries import CheckpointCompleted, CleanupCompleted, Entry, EpochPinned, Fact
 from arroyo_dagster.model import EpochSet, ObjectPath
 from tests.facts import NOON
 from tests.strategies import entries
@@ -64,6 +64,7 @@ class TestRefuses:
             ({"timestamp": "2026-11-18T12:00:00"}, "not a UTC timestamp"),
             ({"timestamp": "2026-11-18T12:00:00+02:00"}, "not a UTC timestamp"),
             ({"entry": "EpochPainted"}, "no entry of type 'EpochPainted'"),
+            ({"sequence": 7.0}, "7.0 is not of type int"),
             ({"sequence": 8}, "misplaced: it holds entry 8"),
             ({"version": 0}, "format version is 0"),
             ({"version": "1"}, "format version is '1'"),
@@ -104,6 +105,11 @@ class TestRefuses:
         with pytest.raises(DamagedObjectError, match=r"log/7.json .*CheckpointCompleted.manifest: .*not a plain name"):
             self.read(altered(pack_entry(entry), manifest=path))
 
+    def test_a_path_that_leaves_the_prefix_among_others(self) -> None:
+        entry = Entry(7, "w", NOON, CleanupCompleted(3, 1, 1, (ObjectPath("a"),)))
+        with pytest.raises(DamagedObjectError, match=r"CleanupCompleted.undeleted: .*not a plain name"):
+            self.read(altered(pack_entry(entry), undeleted=["a", "../b"]))
+
     def test_a_value_that_its_own_type_rejects(self) -> None:
         barrier = {"epoch": 0, "min_epoch": 0, "timestamp": "2026-11-18T12:00:00+00:00", "then_stop": False}
         fields = {"barrier": barrier, "attempt": 1, "parent": 0, "plan": {"sources": {}}, "run_id": None}
@@ -138,4 +144,4 @@ class TestGolden:
         read = Log(open_store(str(tmp_path)).below("auctions"), "reader").read()
         shutil.rmtree(tmp_path / "auctions" / "snapshots")
         assert Log(open_store(str(tmp_path)).below("auctions"), "reader").read() == read
-        assert (read.sequence, read.head, read.live) == (43, 6, EpochSet.of([2, 3, 6]))
+        assert (read.sequence, read.head, read.live) == (44, 6, EpochSet.of([2, 3, 6]))

@@ -22,12 +22,25 @@ from arroyo_dagster.log.entries import (
     Resumed,
     Rewound,
     SinksCommitted,
+    SinksFailed,
     Stopped,
     StopRequested,
 )
 from arroyo_dagster.log.invariants import refusal
 from arroyo_dagster.model import EpochSet, ObjectPath, Plan
-from tests.facts import CREATED, aborted, after, cleanup, completed, file, replay, rewound, started, with_epochs
+from tests.facts import (
+    CREATED,
+    aborted,
+    after,
+    cleanup,
+    committed,
+    completed,
+    file,
+    replay,
+    rewound,
+    started,
+    with_epochs,
+)
 
 EMPTY = PipelineState()
 NEW = with_epochs(0)
@@ -42,7 +55,10 @@ REWOUND = after(FIVE, rewound(FIVE, 3))
 STOPPING = after(FIVE, StopRequested())
 LAST = after(STOPPING, started(STOPPING))
 LAST_DONE = after(LAST, completed(LAST))
-STOPPED = after(after(LAST_DONE, SinksCommitted(6)), Stopped(6))
+STOPPED = after(after(LAST_DONE, committed(LAST_DONE)), Stopped(6))
+SINKS_FAILED = after(COMPLETED, SinksFailed(COMPLETED.sequence, "x"))
+REWOUND_TO_NOTHING = after(FIVE, rewound(FIVE, 0))
+CLEANED = after(CLEANING, CleanupCompleted(CLEANING.sequence, 2, 20))
 COMPACTION = Compacted(5, "stats", "partials", (ObjectPath("a"),), (file("b"),))
 FINISHED = ReplayFinished(4, 1, ReplayOutcome.IDENTICAL)
 
@@ -52,15 +68,21 @@ LEGAL: list[tuple[PipelineState, Fact]] = [
     (ABORTED, started(ABORTED)),
     (REPLAYING, started(REPLAYING)),
     (IN_FLIGHT, completed(IN_FLIGHT)),
-    (COMPLETED, SinksCommitted(6)),
-    (REWOUND, SinksCommitted(3)),
-    (after(FIVE, rewound(FIVE, 0)), SinksCommitted(0)),
+    (COMPLETED, committed(COMPLETED)),
+    (COMPLETED, SinksFailed(COMPLETED.sequence, "x")),
+    (SINKS_FAILED, committed(COMPLETED)),
+    (SINKS_FAILED, Resumed()),
+    (REWOUND, committed(REWOUND)),
+    (REWOUND_TO_NOTHING, SinksCommitted(0, REWOUND_TO_NOTHING.sequence)),
     (FIVE, cleanup(FIVE, 1, 2, 4)),
     (CLEANING, CleanupCompleted(CLEANING.sequence, 2, 20)),
     (CLEANING, CleanupAborted(CLEANING.sequence, "x")),
     (CLEANING, EpochPinned(3, "x")),
     (CLEANING, rewound(CLEANING, 4)),
     (IN_FLIGHT, replay(IN_FLIGHT, 5)),
+    (FIVE, replay(FIVE, 1)),
+    (CLEANED, replay(CLEANED, 4)),
+    (CLEANED, Rewound(0, EpochSet.of([1, 2, 3, 4, 5]))),
     (REPLAYING, FINISHED),
     (REPLAYING, replay(REPLAYING, 4)),
     (FIVE, rewound(FIVE, 5)),
@@ -129,9 +151,18 @@ ILLEGAL: list[tuple[PipelineState, Fact, str]] = [
         CheckpointCompleted(6, 1, ObjectPath("epochs/6")),
         "the manifest of epoch 6 is epochs/00000000000000000006/attempt-1/manifest.json, not epochs/6",
     ),
-    (FIVE, SinksCommitted(5), "the sinks have nothing to commit for epoch 5; the head is epoch 5"),
-    (COMPLETED, SinksCommitted(5), "the sinks have nothing to commit for epoch 5; the head is epoch 6"),
-    (IN_FLIGHT, SinksCommitted(6), "the sinks have nothing to commit for epoch 6; the head is epoch 5"),
+    # Sinks
+    (FIVE, SinksCommitted(5, 15), "the sinks have nothing to do; the head is epoch 5"),
+    (IN_FLIGHT, SinksCommitted(6, 17), "the sinks have nothing to do; the head is epoch 5"),
+    (FIVE, SinksFailed(15, "x"), "the sinks have nothing to do; the head is epoch 5"),
+    (COMPLETED, SinksCommitted(5, 18), "the sinks have to catch up with the head, epoch 6, not with epoch 5"),
+    (COMPLETED, SinksCommitted(6, 15), "the sinks have work from entry 18, no longer from entry 15"),
+    (COMPLETED, SinksFailed(15, "x"), "the sinks have work from entry 18, no longer from entry 15"),
+    (
+        after(REWOUND, rewound(REWOUND, 3)),
+        committed(REWOUND),
+        "the sinks have work from entry 18, no longer from entry 17",
+    ),
     # Cleaning
     (IN_FLIGHT, cleanup(IN_FLIGHT, 1), "attempt 1 at epoch 6 is in flight"),
     (CLEANING, cleanup(CLEANING, 3), "cleaning 17 is in flight"),
@@ -142,12 +173,9 @@ ILLEGAL: list[tuple[PipelineState, Fact, str]] = [
     (CLEANING, CleanupCompleted(3, 0, 0), "cleaning 3 is not in flight"),
     (FIVE, CleanupAborted(17, "x"), "cleaning 17 is not in flight"),
     (FIVE, cleanup(FIVE, 6), "min_epoch goes from 0 to at most 5, not to 6"),
-    (FIVE, CleanupStarted(3, EpochSet.of([2, 9]), 0, 0), "epochs 9 are not there to be removed"),
-    (
-        after(CLEANING, CleanupCompleted(CLEANING.sequence, 2, 20)),
-        CleanupStarted(1, EpochSet(), 0, 0),
-        "min_epoch goes from 2 to at most 5, not to 1",
-    ),
+    (FIVE, CleanupStarted(16, 3, EpochSet.of([2, 9]), 0, 0), "epochs 9 are not there to be removed"),
+    (CLEANED, CleanupStarted(18, 1, EpochSet(), 0, 0), "min_epoch goes from 2 to at most 5, not to 1"),
+    (PINNED, cleanup(FIVE, 1), "the plan was made at entry 16, but the log is at entry 17: plan again"),
     (
         after(CLEANING, CleanupAborted(CLEANING.sequence, "killed")),
         EpochPinned(1, "too late"),
@@ -157,6 +185,7 @@ ILLEGAL: list[tuple[PipelineState, Fact, str]] = [
     (CLEANING, replay(CLEANING, 4), "cleaning 17 is in flight"),
     (FIVE, replay(FIVE, 6), "epoch 6 cannot be replayed; live epochs are 1-5"),
     (REWOUND, replay(REWOUND, 5), "epoch 5 cannot be replayed; live epochs are 1-3"),
+    (CLEANED, replay(CLEANED, 3), "epoch 3 cannot be replayed: cleaning has removed its parent, epoch 2"),
     (REPLAYING, ReplayStarted(4, 1), "the next replay is number 2, not 1"),
     (FIVE, FINISHED, "replay 1 of epoch 4 is not in flight"),
     (REPLAYING, replace(FINISHED, epoch=5), "replay 1 of epoch 5 is not in flight"),
@@ -180,6 +209,8 @@ ILLEGAL: list[tuple[PipelineState, Fact, str]] = [
     (FIVE, Resumed(), "the pipeline is running"),
     # Compaction
     (IN_FLIGHT, COMPACTION, "attempt 1 at epoch 6 is in flight"),
+    (NEW, replace(COMPACTION, epoch=0), "epoch 0 was compacted, but the head is epoch 0"),
+    (after(FIVE, COMPACTION), replace(COMPACTION, by=(file("c"),)), "a was compacted already"),
     (FIVE, replace(COMPACTION, epoch=4), "epoch 4 was compacted, but the head is epoch 5"),
 ]
 

@@ -17,6 +17,7 @@ from arroyo_dagster.log import (
     Refused,
     Store,
     names,
+    open_store,
 )
 from arroyo_dagster.log.documents import pack_entry
 from arroyo_dagster.log.entries import (
@@ -31,6 +32,13 @@ from arroyo_dagster.log.entries import (
 from arroyo_dagster.model import JsonValue, ObjectPath, Plan, SourceRange
 from arroyo_dagster.testing import Call, Fault, FaultyStore
 from tests.facts import CREATED, NOON, append, append_epoch, completed, started
+
+
+def nested(depth: int) -> JsonValue:
+    value: JsonValue = 0
+    for _ in range(depth):
+        value = [value]
+    return value
 
 
 def new_log(store: Store, who: str = "ann", snapshot_every: int = 8) -> Log:
@@ -84,8 +92,8 @@ class TestAppending:
 
     def test_what_breaks_an_invariant_is_refused_and_nothing_is_written(self, store: ObjectStorage, log: Log) -> None:
         before = store.names(ObjectPath("log"))
-        assert log.append(log.read(), SinksCommitted(1)) == Refused(
-            "the sinks have nothing to commit for epoch 1; the head is epoch 0"
+        assert log.append(log.read(), SinksCommitted(1, 1)) == Refused(
+            "the sinks have nothing to do; the head is epoch 0"
         )
         assert store.names(ObjectPath("log")) == before
 
@@ -104,7 +112,11 @@ class TestAppending:
             log.append(log.read(), fact)
         assert store.names(ObjectPath("log")) == before
 
-    @pytest.mark.parametrize("offset", [float("nan"), float("inf"), {"a", "b"}])
+    @pytest.mark.parametrize(
+        "offset",
+        [float("nan"), float("inf"), {"a", "b"}, 10**5000, nested(2000)],
+        ids=["nan", "infinity", "set", "huge", "deep"],
+    )
     def test_an_offset_that_is_no_json_is_not_written(self, log: Log, offset: JsonValue) -> None:
         with pytest.raises(ConfigurationError, match="cannot be written to the log"):
             log.append(log.read(), started(log.read(), plan=Plan({"bids": SourceRange(0, offset)})))
@@ -121,8 +133,9 @@ class TestAppending:
                 self.delete(path)
                 return super().create(path, data)
 
-        with pytest.raises(ConfigurationError, match=r"at memory: overwrites objects .*If-None-Match"):
+        with pytest.raises(ConfigurationError, match=r"at memory://memory overwrites objects .*If-None-Match"):
             new_log(Careless(store)).append(PipelineState(), CREATED)
+        assert store.names(ObjectPath("log")) == store.names(ObjectPath("probes")) == []
 
 
 class TestUnclearWrites:
@@ -169,7 +182,7 @@ class TestUnclearWrites:
     ) -> None:
         state = log.read()
         broken = FaultyStore(store, lambda _: fault)
-        with pytest.raises(StorageError, match=rf"not known whether memory:/{names.log_entry(2)} was written"):
+        with pytest.raises(StorageError, match=rf"not known whether memory://memory/{names.log_entry(2)} was written"):
             new_log(broken, "bob").append(state, started(state))
         assert (log.read().in_flight is not None) == (fault is Fault.AFTER)
 
@@ -235,6 +248,32 @@ class TestSnapshots:
         assert "no snapshot was made, which only costs time" in caplog.text
         assert new_log(store).read().head == 5
 
+    def test_with_numbers_beyond_the_log_do_not_push_out_the_real_ones(self, store: ObjectStorage, log: Log) -> None:
+        for foreign in (10**9, 10**9 + 1):
+            store.create(names.snapshot(foreign), b"foreign")
+        for _ in range(20):
+            append_epoch(log)
+        assert len(store.names(names.SNAPSHOTS)) == 4
+        counting = FaultyStore(store)
+        assert new_log(counting).read() == log.read()
+        assert len(counting.calls) <= 7
+
+    def test_that_are_recent_are_enough(self, store: ObjectStorage, log: Log) -> None:
+        for _ in range(20):
+            append_epoch(log)
+        before = store.names(names.SNAPSHOTS)
+        append(new_log(store), StopRequested())
+        assert store.names(names.SNAPSHOTS) == before
+
+    def test_in_the_wrong_place_are_passed_over(self, store: ObjectStorage, log: Log) -> None:
+        for _ in range(20):
+            append_epoch(log)
+        older, newest = store.names(names.SNAPSHOTS)
+        [data] = store.read([older])
+        store.delete(newest)
+        store.create(newest, data or b"")
+        assert new_log(store).read() == log.read()
+
     def test_foreign_objects_beside_them_are_left_alone(self, store: ObjectStorage, log: Log) -> None:
         store.create(ObjectPath("snapshots/note.txt"), b"hello")
         for _ in range(20):
@@ -254,7 +293,7 @@ class TestDamage:
         [data] = store.read([names.log_entry(3)])
         assert data
         self.overwrite(store, 3, data[: len(data) // 2])
-        with pytest.raises(DamagedObjectError, match=rf"memory:/{names.log_entry(3)} is damaged"):
+        with pytest.raises(DamagedObjectError, match=rf"memory://memory/{names.log_entry(3)} is damaged"):
             new_log(store).read()
 
     @pytest.mark.parametrize("sequence", [1, 2, 3, 4, 9, 16, 30])
@@ -282,11 +321,24 @@ class TestDamage:
         with pytest.raises(DamagedObjectError, match=r"is lost or replaced.* delete the snapshots to go on"):
             new_log(store).read()
 
+    def test_a_snapshot_of_another_log_of_the_same_length_is_not_believed(self, store: ObjectStorage, log: Log) -> None:
+        for _ in range(10):
+            append_epoch(log)
+        for path in store.names(ObjectPath("log")):
+            store.delete(path)
+        twin = new_log(open_store("memory://"), "twin")
+        append(twin, CREATED)
+        for _ in range(10):
+            append_epoch(twin)
+        for entry in twin.entries():
+            store.create(names.log_entry(entry.sequence), pack_entry(entry))
+        with pytest.raises(DamagedObjectError, match=r"is lost or replaced"):
+            new_log(store).read()
+
     def test_a_pipeline_that_was_deleted_and_made_anew_is_read_anew(self, store: ObjectStorage, log: Log) -> None:
         append_epoch(log)
         for path in store.names(ObjectPath("log")):
             store.delete(path)
-        assert log.read() == PipelineState()
         other = new_log(store, "bob")
         append(other, CREATED)
         for _ in range(5):

@@ -1,7 +1,7 @@
 """Several writers on one log, any of which may fail, crash, sleep and wake at any storage call."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,7 +20,6 @@ from arroyo_dagster.log.entries import (
     CheckpointStarted,
     CleanupAborted,
     CleanupCompleted,
-    CleanupStarted,
     Compacted,
     Entry,
     EpochPinned,
@@ -30,12 +29,13 @@ from arroyo_dagster.log.entries import (
     ReplayOutcome,
     Resumed,
     SinksCommitted,
+    SinksFailed,
     Stopped,
     StopRequested,
 )
 from arroyo_dagster.log.state import apply
 from arroyo_dagster.model import FileEntry, Manifest, ObjectPath, TableFiles
-from arroyo_dagster.retention import plan_cleanup
+from arroyo_dagster.retention import CleanupPlan, plan_cleanup
 from arroyo_dagster.testing import Call, Crash, Fault, FaultyStore
 from tests.facts import CREATED, NOON, file, replay, rewound, started
 from tests.log.model import Model
@@ -55,6 +55,8 @@ class Writer:
     log: Log = field(init=False)
     seen: PipelineState = field(default_factory=PipelineState)
     attempts: list[CheckpointStarted] = field(default_factory=list)
+    plan: CleanupPlan | None = None
+    compaction: Compacted | None = None
     cleanups: list[tuple[int, list[ObjectPath]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -64,6 +66,7 @@ class Writer:
         """Lose all that was in memory."""
         self.__post_init__()
         self.seen, self.attempts, self.cleanups = PipelineState(), [], []
+        self.plan, self.compaction = None, None
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -72,22 +75,25 @@ class LogMachine(RuleBasedStateMachine):
         self.storage = open_store("memory://")
         self.writers = [Writer(f"writer {number}", FaultyStore(self.storage)) for number in range(3)]
         self.model = Model()
+        self.sink: set[int] = set()
         self.history: list[Entry] = []
+        self.states = [PipelineState()]
         self.act(self.writers[0], lambda _: CREATED)
 
     # What writers do
 
     # Get on: most of what can go wrong needs some epochs, some attempts and some removed files to go wrong with.
 
-    @rule(who=WRITERS, drop=st.integers(0, 1))
-    def take_an_epoch(self, who: int, drop: int) -> None:
+    @rule(who=WRITERS)
+    def take_an_epoch(self, who: int) -> None:
         self.start(who, None, True)
-        self.complete(who, None, True, -1, drop)
+        self.complete(who, None, True, -1)
         self.commit_sinks(who, None, True)
 
     @rule(who=WRITERS, keep=st.integers(1, 3))
     def clean_up(self, who: int, keep: int) -> None:
-        self.start_cleaning(who, None, keep)
+        self.plan_cleaning(who, keep)
+        self.start_cleaning(who, None, True)
         self.delete(who, None, -1, 1000)
         self.end_cleaning(who, None, True, -1, True)
 
@@ -104,8 +110,8 @@ class LogMachine(RuleBasedStateMachine):
             assert isinstance(appended.entry.fact, CheckpointStarted)
             writer.attempts.append(appended.entry.fact)
 
-    @rule(who=WRITERS, fault=FAULTS, fresh=FRESH, which=CHOICE, drop=st.integers(0, 2))
-    def complete(self, who: int, fault: tuple[int, Fault] | None, fresh: bool, which: int, drop: int) -> None:
+    @rule(who=WRITERS, fault=FAULTS, fresh=FRESH, which=CHOICE)
+    def complete(self, who: int, fault: tuple[int, Fault] | None, fresh: bool, which: int) -> None:
         """Complete an attempt that this writer has begun, however long ago and whatever became of it since."""
         writer = self.writers[who]
         if not writer.attempts:
@@ -113,7 +119,7 @@ class LogMachine(RuleBasedStateMachine):
         start = writer.attempts[which % len(writer.attempts)]
         epoch, attempt = start.barrier.epoch, start.attempt
         with self.failing(writer, fault):
-            self.write_attempt(writer, start, drop)
+            self.write_attempt(writer, start)
         if start in writer.attempts:
             manifest = names.manifest(epoch, attempt)
             self.act(writer, lambda _: CheckpointCompleted(epoch, attempt, manifest), fault, fresh)
@@ -128,19 +134,37 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(who=WRITERS, fault=FAULTS, fresh=FRESH)
     def commit_sinks(self, who: int, fault: tuple[int, Fault] | None, fresh: bool) -> None:
-        self.act(self.writers[who], lambda state: SinksCommitted(state.head), fault, fresh)
+        """Publish and retract what the log says, then say that it is done. All of it may have been done before."""
 
-    @rule(who=WRITERS, fault=FAULTS, keep=st.integers(1, 3))
-    def start_cleaning(self, who: int, fault: tuple[int, Fault] | None, keep: int) -> None:
-        writer, deletions = self.writers[who], list[ObjectPath]()
+        def make(state: PipelineState) -> Fact | None:
+            if state.sinks is None:
+                return None
+            if fresh:
+                self.sink |= {state.sinks.publish} if state.sinks.publish else set()
+                self.sink -= set(state.sinks.retract)
+            return SinksCommitted(state.head, state.sinks.entry)
 
-        def make(state: PipelineState) -> Fact:
-            plan = plan_cleanup(state, self.manifests(), Retention(keep_last=keep), NOON)
-            deletions.extend([*(one.path for one in plan.files), *plan.manifests])
-            return CleanupStarted(plan.min_epoch, plan.removes, len(plan.files), plan.bytes)
+        self.act(self.writers[who], make, fault, fresh)
 
-        if appended := self.act(writer, make, fault):
-            writer.cleanups.append((appended.entry.sequence, deletions))
+    @rule(who=WRITERS, fault=FAULTS, fresh=FRESH)
+    def fail_sinks(self, who: int, fault: tuple[int, Fault] | None, fresh: bool) -> None:
+        def make(state: PipelineState) -> Fact | None:
+            return SinksFailed(state.sinks.entry, "no table") if state.sinks else None
+
+        self.act(self.writers[who], make, fault, fresh)
+
+    @rule(who=WRITERS, keep=st.integers(1, 3))
+    def plan_cleaning(self, who: int, keep: int) -> None:
+        writer = self.writers[who]
+        writer.plan = plan_cleanup(writer.log.read(), self.manifests(), Retention(keep_last=keep), NOON)
+
+    @rule(who=WRITERS, fault=FAULTS, fresh=FRESH)
+    def start_cleaning(self, who: int, fault: tuple[int, Fault] | None, fresh: bool) -> None:
+        """Put a plan into force, however old it is."""
+        writer = self.writers[who]
+        plan = writer.plan
+        if plan and (appended := self.act(writer, lambda _: plan.started(), fault, fresh)):
+            writer.cleanups.append((appended.entry.sequence, [*(one.path for one in plan.files), *plan.manifests]))
 
     @rule(who=WRITERS, fault=FAULTS, which=CHOICE, count=st.integers(1, 5))
     def delete(self, who: int, fault: tuple[int, Fault] | None, which: int, count: int) -> None:
@@ -204,19 +228,22 @@ class LogMachine(RuleBasedStateMachine):
 
         self.act(self.writers[who], make, fault, fresh)
 
+    @rule(who=WRITERS, fault=FAULTS, which=CHOICE)
+    def merge_files(self, who: int, fault: tuple[int, Fault] | None, which: int) -> None:
+        writer = self.writers[who]
+        with self.failing(writer, fault):
+            state = writer.log.read()
+            old = self.live_files(state)[: 1 + which % 4]
+            new = file(f"compactions/{writer.name}-{len(writer.store.calls)}.parquet")
+            writer.store.create(new.path, json.dumps(self.rows(old)).encode())
+            replaced = tuple(one.path for one in old)
+            writer.compaction = Compacted(state.head, "stats", "partials", replaced, (new,))
+
     @rule(who=WRITERS, fault=FAULTS, fresh=FRESH)
     def compact(self, who: int, fault: tuple[int, Fault] | None, fresh: bool) -> None:
+        """State a compaction, however long ago it was made."""
         writer = self.writers[who]
-
-        def make(state: PipelineState) -> Fact | None:
-            if not state.head or not fresh:
-                return None
-            old = [one.path for one in self.live_files(state)]
-            new = file(f"compactions/{writer.name}-{state.sequence}.parquet")
-            writer.store.create(new.path, b"rows")
-            return Compacted(state.head, "stats", "partials", tuple(old), (new,))
-
-        self.act(writer, make, fault, fresh)
+        self.act(writer, lambda _: writer.compaction, fault, fresh)
 
     @rule(who=WRITERS)
     def restart(self, who: int) -> None:
@@ -232,19 +259,27 @@ class LogMachine(RuleBasedStateMachine):
     @invariant()
     def everybody_reads_the_same_and_it_is_what_the_model_says(self) -> None:
         state = Log(self.storage, "reader").read()
-        unabridged = PipelineState()
-        for entry in self.history:
-            unabridged = apply(unabridged, entry)
-        assert state == unabridged
+        assert state == self.states[-1]
         model = self.model
         assert (state.sequence, state.head, state.min_epoch) == (model.entries, model.head, model.min_epoch)
         assert (set(state.live), set(state.kept)) == (model.live, model.kept)
         assert {epoch: state.attempt_of(epoch) for epoch in state.kept} == {
             epoch: model.winners[epoch] for epoch in model.kept
         }
-        assert set(state.needed_by_sinks) == (model.owed or set())
+        assert set(state.needed_by_sinks) == model.needed_by_sinks
+        assert (state.sinks.entry if state.sinks else None) == model.work
         assert set(state.pins) == model.pins
         assert (state.in_flight.started if state.in_flight else None) == model.flight
+
+    @invariant()
+    def sinks_that_have_caught_up_show_the_head_and_its_ancestors_and_nothing_else(self) -> None:
+        assert self.sink <= set(self.model.winners), "an epoch was published that never completed"
+        if self.model.work is None:
+            assert self.sink == set(self.model.line)
+
+    @invariant()
+    def the_next_epoch_starts_from_every_row_once(self) -> None:
+        assert sorted(self.rows(self.live_files(self.states[-1]))) == self.model.line
 
     @invariant()
     def everything_that_a_kept_epoch_needs_is_there(self) -> None:
@@ -330,18 +365,26 @@ class LogMachine(RuleBasedStateMachine):
             entry = unpack_entry(data, sequence, "storage")
             self.model.accept(entry.fact)
             self.history.append(entry)
+            self.states.append(apply(self.states[-1], entry))
 
-    def write_attempt(self, writer: Writer, start: CheckpointStarted, drop: int) -> None:
-        """Write an attempt's files and its manifest, again if need be: never over what is there."""
-        state = writer.log.read()
-        if state.in_flight is None or state.in_flight.started != start:
-            return
+    def write_attempt(self, writer: Writer, start: CheckpointStarted) -> None:
+        """Write an attempt's files and its manifest, again if need be, and even if it was given up since."""
         epoch, attempt = start.barrier.epoch, start.attempt
+        begun = next(state for state in self.states if state.in_flight and state.in_flight.started == start)
+        try:
+            inherited = self.live_files(begun)
+        except FileNotFoundError:
+            return  # it was given up, and cleaning has taken the epoch that it stood on
         new = file(f"{names.attempt(epoch, attempt)}/state/new.parquet")
-        tables = (TableFiles("stats", "partials", (*self.live_files(state)[drop:], new)),)
+        tables = (TableFiles("stats", "partials", (*inherited, new)),)
         manifest = Manifest(start.barrier, attempt, start.parent, start.plan, tables)
-        writer.store.create(new.path, b"rows")
+        writer.store.create(new.path, json.dumps([epoch]).encode())
         writer.store.create(names.manifest(epoch, attempt), json.dumps(encode(manifest)).encode())
+
+    def rows(self, files: Iterable[FileEntry]) -> list[int]:
+        """Every epoch adds one row to the state: its own number."""
+        contents = self.storage.read([one.path for one in files])
+        return [row for content in contents for row in json.loads(content or b"")]
 
     def live_files(self, state: PipelineState) -> list[FileEntry]:
         if state.head == 0:
@@ -353,7 +396,8 @@ class LogMachine(RuleBasedStateMachine):
 
     def manifest(self, epoch: int, attempt: int) -> Manifest:
         [data] = self.storage.read([names.manifest(epoch, attempt)])
-        assert data is not None, f"the manifest of epoch {epoch}, attempt {attempt}, is gone"
+        if data is None:
+            raise FileNotFoundError(f"the manifest of epoch {epoch}, attempt {attempt}, is gone")
         return decode(Manifest, json.loads(data), "storage")
 
     def manifests(self) -> list[Manifest]:

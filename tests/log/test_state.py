@@ -10,13 +10,26 @@ from arroyo_dagster.log.entries import (
     ReplayFinished,
     ReplayOutcome,
     Resumed,
-    SinksCommitted,
+    SinksFailed,
     Stopped,
     StopRequested,
 )
 from arroyo_dagster.log.state import Failures
 from arroyo_dagster.model import EpochSet, ObjectPath, Plan, SourceRange
-from tests.facts import CREATED, NOON, aborted, after, cleanup, completed, file, replay, rewound, started, with_epochs
+from tests.facts import (
+    CREATED,
+    NOON,
+    aborted,
+    after,
+    cleanup,
+    committed,
+    completed,
+    file,
+    replay,
+    rewound,
+    started,
+    with_epochs,
+)
 
 
 def test_a_new_pipeline_has_nothing_but_its_key_groups() -> None:
@@ -34,7 +47,7 @@ def test_an_epoch_exists_once_it_is_completed() -> None:
     assert (state.head, state.next_epoch, state.live) == (3, 4, EpochSet.of([1, 2, 3]))
     assert state.completed_at == NOON.add(minutes=1)
     assert state.needed_by_sinks == EpochSet.of([3])
-    state = after(state, SinksCommitted(3))
+    state = after(state, committed(state))
     assert state.needed_by_sinks == EpochSet()
 
 
@@ -57,7 +70,7 @@ def test_a_backlog_lasts_until_an_epoch_without_one() -> None:
     state = after(state, started(state, plan=Plan({"bids": SourceRange(1, 2, backlog=True)})))
     state = after(state, completed(state))
     assert state.backlog
-    assert not with_epochs(1, after(state, SinksCommitted(2))).backlog
+    assert not with_epochs(1, after(state, committed(state))).backlog
 
 
 def test_a_rewind_supersedes_what_came_after_and_numbers_go_on() -> None:
@@ -67,9 +80,10 @@ def test_a_rewind_supersedes_what_came_after_and_numbers_go_on() -> None:
     assert (state.live, state.superseded) == (EpochSet.of([1, 2]), EpochSet.of([3, 4, 5]))
     assert state.needed_by_sinks == EpochSet.of([3, 4, 5])
     assert state.backlog
-    state = after(state, SinksCommitted(2))
+    state = after(state, committed(state))
     state = with_epochs(1, state)
     assert state.live == EpochSet.of([1, 2, 6])
+    assert state.parent_of(6) == 2
 
 
 def test_a_rewind_before_the_sinks_caught_up_leaves_nothing_to_publish() -> None:
@@ -80,6 +94,46 @@ def test_a_rewind_before_the_sinks_caught_up_leaves_nothing_to_publish() -> None
     state = after(state, rewound(state, 1))
     assert state.sinks
     assert (state.sinks.publish, state.sinks.retract) == (None, EpochSet.of([2, 3, 4]))
+
+
+def test_a_rewind_past_removed_epochs_retracts_them_too() -> None:
+    state = with_epochs(8)
+    state = after(state, cleanup(state, 3, 4, 5, 6))
+    state = after(state, CleanupCompleted(state.sequence, 4, 4))
+    state = after(state, rewound(state, 2))
+    assert state.sinks
+    assert state.sinks.retract == EpochSet.of([3, 4, 5, 6, 7, 8])
+    assert state.needed_by_sinks == EpochSet.of([7, 8])
+    assert (state.live, state.superseded) == (EpochSet.of([1, 2]), EpochSet.of([7, 8]))
+
+
+def test_a_rewind_to_the_head_does_not_forget_to_publish_it() -> None:
+    state = with_epochs(3)
+    state = after(state, started(state))
+    state = after(state, completed(state))
+    state = after(state, rewound(state, 4))
+    assert state.sinks
+    assert (state.sinks.publish, state.sinks.retract, state.backlog) == (4, EpochSet(), False)
+
+
+def test_a_rewind_keeps_a_backlog() -> None:
+    state = with_epochs(1)
+    state = after(state, started(state, plan=Plan({"bids": SourceRange(1, 2, backlog=True)})))
+    state = after(state, completed(state))
+    assert after(state, rewound(state, 2)).backlog
+
+
+def test_sinks_that_fail_keep_their_work_and_resuming_forgives_them() -> None:
+    state = with_epochs(1)
+    state = after(state, started(state))
+    state = after(state, completed(state))
+    work = state.sequence
+    state = after(state, SinksFailed(work, "no table"), SinksFailed(work, "no route"), at=NOON)
+    assert state.sinks
+    assert (state.sinks.publish, state.sinks.failures) == (2, Failures(2, "no route", NOON))
+    state = after(state, Resumed())
+    assert state.sinks
+    assert (state.sinks.publish, state.sinks.failures) == (2, Failures())
 
 
 def test_a_rewind_forgets_the_plan_but_not_the_attempts() -> None:
@@ -144,6 +198,13 @@ def test_a_stop_waits_for_its_last_checkpoint_and_resume_ends_it() -> None:
     assert state.mode is Mode.STOPPED
     state = after(state, Resumed())
     assert (state.mode, state.final) == (Mode.RUNNING, False)
+
+
+def test_a_stop_that_was_taken_back_does_not_end_the_next_one() -> None:
+    state = after(with_epochs(2), StopRequested())
+    state = after(state, started(state))
+    state = after(state, Resumed())
+    assert not after(state, completed(state)).final
 
 
 def test_resuming_forgives_failures() -> None:

@@ -105,6 +105,19 @@ class TestLocalDisk(StoreContract):
         assert store.create(B, b"whole") is Creation.CREATED
         assert store.read([B]) == [b"whole"]
 
+    def test_an_object_and_its_new_folders_survive_a_power_cut(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        flushed: list[str] = []
+        monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+        store = open_store(str(tmp_path))
+        store.create(ObjectPath("auctions/log/1"), b"x")
+        new = ["auctions/log/1", "auctions/log", "auctions", ""]
+        assert flushed == [str(tmp_path / path) for path in new]
+        flushed.clear()
+        store.create(ObjectPath("auctions/log/2"), b"x")
+        assert flushed == [str(tmp_path / path) for path in ("auctions/log/2", "auctions/log")]
+
     def test_a_fault_of_the_disk_is_a_storage_error_that_names_the_object(self, tmp_path: Path) -> None:
         store = open_store(str(tmp_path))
         (tmp_path / "log").write_text("a file where a directory should be")
@@ -135,10 +148,16 @@ class TestOpening:
         monkeypatch.chdir(tmp_path)
         assert open_store(".arroyo").url == str(tmp_path / ".arroyo")
 
-    @pytest.mark.parametrize("url", ["ftp://host/x", "http://host/x", "hdfs://name/x"])
-    def test_refuses_an_unknown_scheme(self, url: str) -> None:
-        with pytest.raises(ConfigurationError, match=rf"'{url}' has an unknown scheme: take a directory"):
+    @pytest.mark.parametrize(
+        "url", ["ftp://host/x", "http://host/x", "hdfs://name/x", "s3:/bucket/x", "file:x", "s3:x"]
+    )
+    def test_refuses_what_is_neither_a_directory_nor_a_url_that_it_knows(self, url: str) -> None:
+        with pytest.raises(ConfigurationError, match=rf"'{url}' is neither a directory nor a URL that begins with"):
             open_store(url)
+
+    def test_refuses_a_local_url_with_a_host(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"'file://state/x' names a host: a local URL has three slashes"):
+            open_store("file://state/x")
 
     def test_refuses_an_option_that_there_is_not(self) -> None:
         with pytest.raises(ConfigurationError, match=r"'s3://bucket/x' cannot be opened: .*colour"):

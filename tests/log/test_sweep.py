@@ -11,11 +11,11 @@ import pytest
 from arroyo_dagster import Retention
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.log import Appended, Log, PipelineState, Store, names, open_store
-from arroyo_dagster.log.entries import CleanupCompleted, CleanupStarted, Fact, SinksCommitted
+from arroyo_dagster.log.entries import CleanupCompleted, CleanupStarted, Fact
 from arroyo_dagster.model import CheckpointBarrier, EpochSet, Manifest, ObjectPath, Plan, TableFiles
 from arroyo_dagster.retention import plan_cleanup
 from arroyo_dagster.testing import Crash, Fault, FaultyStore, at_call
-from tests.facts import CREATED, NOON, aborted, completed, file, rewound, started
+from tests.facts import CREATED, NOON, aborted, committed, completed, file, rewound, started
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def epoch(number: int) -> list[Step]:
     return [
         Step(lambda state: state.in_flight is not None or state.last_epoch >= number, started),
         Step(lambda state: state.last_epoch >= number, completed),
-        Step(lambda state: state.sinks is None, lambda state: SinksCommitted(state.head)),
+        Step(lambda state: state.sinks is None, committed),
     ]
 
 
@@ -51,7 +51,7 @@ def cleanup(state: PipelineState) -> CleanupStarted:
         for number in state.kept
     ]
     plan = plan_cleanup(state, manifests, Retention(keep_last=1), NOON)
-    return CleanupStarted(plan.min_epoch, plan.removes, len(plan.files), plan.bytes)
+    return plan.started()
 
 
 LIFE = [
@@ -68,7 +68,7 @@ LIFE = [
     Step(lambda state: state.min_epoch > 0, cleanup),
     Step(lambda state: state.cleanup is None, lambda state: CleanupCompleted(state.cleanup.cleanup, 3, 30)),  # type: ignore[union-attr]
     Step(lambda state: 5 not in state.live, lambda state: rewound(state, 4)),
-    Step(lambda state: state.sinks is None, lambda state: SinksCommitted(state.head)),
+    Step(lambda state: state.sinks is None, committed),
     *epoch(6),
 ]
 
