@@ -63,6 +63,7 @@ class RunKind(StrEnum):
     CHECKPOINT = "checkpoint"
     CLEANUP = "cleaning"
     REPLAY = "replay"
+    REWIND = "rewind"
 
 
 @dataclass(frozen=True, slots=True)

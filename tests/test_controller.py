@@ -127,6 +127,7 @@ CASES: dict[str, tuple[PipelineState, Sequence[Run], CheckpointPolicy, DateTime,
         sinks_failed(4), [], POLICY, seconds(999), Wait("bringing the sinks up to epoch 6 has failed 4 times in a row, the last time because no table; mend the cause, then resume the pipeline"),
     ),
     "sinks failed too often, then resumed": (after(sinks_failed(4), Resumed()), [], POLICY, seconds(1), RecoverSinks(18, 6, EpochSet())),
+    "rewound, sinks not committed, run alive": (REWOUND, [Run(RUN, RunKind.REWIND, NOON)], POLICY, seconds(1), Wait("run 3f2a9c1d is bringing the sinks up to epoch 3")),
     "rewound, sinks not committed, run dead": (REWOUND, [], POLICY, seconds(1), RecoverSinks(17, None, EpochSet.of([4, 5]))),
     "rewound while stopped, sinks not committed": (after(STOPPED, rewound(STOPPED, 5)), [], POLICY, seconds(601), RecoverSinks(22, None, EpochSet.of([6]))),
     # A run that the log does not know yet, or no longer waits for
