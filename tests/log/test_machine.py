@@ -33,7 +33,7 @@ from arroyo_dagster.log.entries import (
     Stopped,
     StopRequested,
 )
-from arroyo_dagster.log.state import apply
+from arroyo_dagster.log.state import SinkWork, apply
 from arroyo_dagster.model import FileEntry, Manifest, ObjectPath, TableFiles
 from arroyo_dagster.retention import CleanupPlan, plan_cleanup
 from arroyo_dagster.testing import Call, Crash, Fault, FaultyStore
@@ -76,6 +76,7 @@ class LogMachine(RuleBasedStateMachine):
         self.writers = [Writer(f"writer {number}", FaultyStore(self.storage)) for number in range(3)]
         self.model = Model()
         self.sink: set[int] = set()
+        self.retracted: set[int] = set()
         self.history: list[Entry] = []
         self.states = [PipelineState()]
         self.act(self.writers[0], lambda _: CREATED)
@@ -118,9 +119,10 @@ class LogMachine(RuleBasedStateMachine):
             return
         start = writer.attempts[which % len(writer.attempts)]
         epoch, attempt = start.barrier.epoch, start.attempt
+        written = False
         with self.failing(writer, fault):
-            self.write_attempt(writer, start)
-        if start in writer.attempts:
+            written = self.write_attempt(writer, start)
+        if written:
             manifest = names.manifest(epoch, attempt)
             self.act(writer, lambda _: CheckpointCompleted(epoch, attempt, manifest), fault, fresh)
 
@@ -139,9 +141,7 @@ class LogMachine(RuleBasedStateMachine):
         def make(state: PipelineState) -> Fact | None:
             if state.sinks is None:
                 return None
-            if fresh:
-                self.sink |= {state.sinks.publish} if state.sinks.publish else set()
-                self.sink -= set(state.sinks.retract)
+            self.publish(state.sinks)
             return SinksCommitted(state.head, state.sinks.entry)
 
         self.act(self.writers[who], make, fault, fresh)
@@ -367,19 +367,26 @@ class LogMachine(RuleBasedStateMachine):
             self.history.append(entry)
             self.states.append(apply(self.states[-1], entry))
 
-    def write_attempt(self, writer: Writer, start: CheckpointStarted) -> None:
+    def write_attempt(self, writer: Writer, start: CheckpointStarted) -> bool:
         """Write an attempt's files and its manifest, again if need be, and even if it was given up since."""
         epoch, attempt = start.barrier.epoch, start.attempt
         begun = next(state for state in self.states if state.in_flight and state.in_flight.started == start)
         try:
             inherited = self.live_files(begun)
         except FileNotFoundError:
-            return  # it was given up, and cleaning has taken the epoch that it stood on
+            return False  # it was given up, and cleaning has taken the epoch that it stood on
         new = file(f"{names.attempt(epoch, attempt)}/state/new.parquet")
         tables = (TableFiles("stats", "partials", (*inherited, new)),)
         manifest = Manifest(start.barrier, attempt, start.parent, start.plan, tables)
         writer.store.create(new.path, json.dumps([epoch]).encode())
         writer.store.create(names.manifest(epoch, attempt), json.dumps(encode(manifest)).encode())
+        return True
+
+    def publish(self, work: SinkWork) -> None:
+        """Do what every sink must: publishing twice is publishing once, and what was retracted stays so."""
+        self.retracted |= set(work.retract)
+        self.sink |= {work.publish} if work.publish else set()
+        self.sink -= self.retracted
 
     def rows(self, files: Iterable[FileEntry]) -> list[int]:
         """Every epoch adds one row to the state: its own number."""
