@@ -117,7 +117,6 @@ class PipelineState:
     fingerprint: str = ""
     mode: Mode = Mode.RUNNING
 
-    head: int = 0
     last_epoch: int = 0
     min_epoch: int = 0
     line: EpochSet = EpochSet()
@@ -144,6 +143,11 @@ class PipelineState:
     def created(self) -> bool:
         """Whether the log has begun."""
         return self.sequence > 0
+
+    @property
+    def head(self) -> int:
+        """The epoch that the next one will be taken on top of; 0 for nothing."""
+        return self.line.before(self.next_epoch)
 
     @property
     def next_epoch(self) -> int:
@@ -234,7 +238,6 @@ def _apply_checkpoint(
             started = state.in_flight.started
             return replace(
                 state,
-                head=epoch,
                 last_epoch=epoch,
                 line=state.line | EpochSet.of([epoch]),
                 kept=state.kept | EpochSet.of([epoch]),
@@ -287,7 +290,6 @@ def _apply_rewound(state: PipelineState, rewound: Rewound, entry: Entry) -> Pipe
     )
     return replace(
         state,
-        head=rewound.to,
         line=state.line - rewound.supersedes,
         final=False,
         backlog=state.backlog or bool(rewound.supersedes),
