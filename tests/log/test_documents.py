@@ -117,6 +117,13 @@ class TestRefuses:
             self.read(altered(pack_entry(PINNED), entry="CheckpointStarted", epoch=..., label=..., **fields))
 
 
+@pytest.mark.parametrize("epoch", ["1_0", " 10", "010", "ten", "\u0661\u0660"])
+def test_a_number_that_is_written_otherwise_is_refused(epoch: str) -> None:
+    data = altered(pack_snapshot(PipelineState()), retried={epoch: 2})
+    with pytest.raises(DamagedObjectError, match=r"^snapshot is not a valid PipelineState: PipelineState.retried"):
+        unpack_snapshot(data, 0, "snapshot")
+
+
 class TestGolden:
     """Version 1, as it was written once. These files never change, and are readable for ever."""
 

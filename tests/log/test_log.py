@@ -265,7 +265,9 @@ class TestSnapshots:
         append(new_log(store), StopRequested())
         assert store.names(names.SNAPSHOTS) == before
 
-    def test_in_the_wrong_place_are_passed_over(self, store: ObjectStorage, log: Log) -> None:
+    def test_in_the_wrong_place_are_passed_over_with_a_word(
+        self, store: ObjectStorage, log: Log, caplog: pytest.LogCaptureFixture
+    ) -> None:
         for _ in range(20):
             append_epoch(log)
         older, newest = store.names(names.SNAPSHOTS)
@@ -273,6 +275,16 @@ class TestSnapshots:
         store.delete(newest)
         store.create(newest, data or b"")
         assert new_log(store).read() == log.read()
+        assert f"{newest} is misplaced: it stands behind entry {names.snapshot_sequence(older)}" in caplog.text
+
+    def test_that_are_gone_cost_few_calls_even_then(self, store: ObjectStorage) -> None:
+        log = new_log(store, snapshot_every=10**9)
+        append(log, CREATED)
+        for _ in range(40):
+            append_epoch(log)
+        counting = FaultyStore(store)
+        assert new_log(counting).read().sequence == 121
+        assert len(counting.calls) <= 8
 
     def test_foreign_objects_beside_them_are_left_alone(self, store: ObjectStorage, log: Log) -> None:
         store.create(ObjectPath("snapshots/note.txt"), b"hello")
