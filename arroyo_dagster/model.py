@@ -172,10 +172,50 @@ class TableFiles:
 
 @dataclass(frozen=True, slots=True)
 class StagedOutput:
-    """What one sink has to publish for an epoch."""
+    """What one sink has to publish for an epoch. The paths are the sink's, not the pipeline's."""
 
     sink: str
     files: tuple[FileEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """What an epoch found in one source.
+
+    `watermark` is in microseconds since 1970. `active_at` is the timestamp of the last barrier that had rows of this
+    source before it, or of the first barrier ever. `quarantined` names the inputs that were left out.
+    """
+
+    source: str
+    rows: int
+    watermark: int | None
+    active_at: DateTime
+    quarantined: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRecord:
+    """What one operator did in an epoch. `skipped` are the subtasks whose state was carried forward unchanged."""
+
+    operator: str
+    parallelism: int
+    watermark: int | None
+    rows_in: int
+    rows_out: int
+    late_rows: int
+    skipped: tuple[int, ...] = ()
+    metrics: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How long one step of one subtask took: `start` and `micros` in microseconds, since 1970 and since then."""
+
+    stage: str
+    subtask: int
+    step: str
+    start: int
+    micros: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +228,9 @@ class Manifest:
     plan: Plan
     tables: tuple[TableFiles, ...]
     staged: tuple[StagedOutput, ...] = ()
+    sources: tuple[SourceRecord, ...] = ()
+    operators: tuple[OperatorRecord, ...] = ()
+    spans: tuple[Span, ...] = ()
 
     @property
     def epoch(self) -> int:
@@ -196,8 +239,6 @@ class Manifest:
 
     @property
     def files(self) -> Iterator[FileEntry]:
-        """Every file that this manifest names."""
+        """Every file of state that this manifest names."""
         for table in self.tables:
             yield from table.files
-        for output in self.staged:
-            yield from output.files

@@ -1,0 +1,120 @@
+"""Immutable Parquet files on storage: written once under a name of their own, and checked when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import blake2b
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pyarrow.types as types
+
+from arroyo_dagster.errors import DamagedObjectError, StorageError
+from arroyo_dagster.log import Creation, Store
+from arroyo_dagster.model import FileEntry, ObjectPath
+from arroyo_dagster.state.hashing import content_digest, digest_text
+
+_FILE_BYTES = 128 << 20
+
+
+def checksum(data: bytes | pa.Buffer) -> str:
+    """The checksum of a file's bytes."""
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def write_table(
+    store: Store,
+    path: ObjectPath,
+    table: pa.Table,
+    key_groups: tuple[int, int] | None = None,
+    times: tuple[int, int] | None = None,
+) -> FileEntry:
+    """Write rows as one Parquet file."""
+    out = pa.BufferOutputStream()
+    with _parquet(out, table.schema) as writer:
+        writer.write_table(table)
+    return _store(store, path, out.getvalue(), table.num_rows, content_digest(table), key_groups, times)
+
+
+def read_verified(store: Store, entry: FileEntry) -> bytes:
+    """Read a file's bytes, and see that they are the ones that were written."""
+    [data] = store.read([entry.path])
+    if data is None:
+        raise DamagedObjectError(f"{store.url}/{entry.path} is lost: restore it, or rewind to an epoch that does without")
+    if checksum(data) != entry.checksum:
+        raise DamagedObjectError(
+            f"{store.url}/{entry.path} is damaged: its content does not match the manifest's checksum; restore it, "
+            "or rewind to an epoch that does without"
+        )
+    return data
+
+
+def read_table(store: Store, entry: FileEntry, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read a file's rows, once its bytes are known to be right."""
+    return pq.read_table(pa.BufferReader(read_verified(store, entry)), columns=columns, use_threads=False)
+
+
+class RollingParquet:
+    """Writes batches to Parquet files that stay below a size. `name` makes the path of the nth one."""
+
+    def __init__(self, store: Store, name: Callable[[int], ObjectPath], file_bytes: int = _FILE_BYTES) -> None:
+        """Open nothing yet: without rows there is no file."""
+        self._store = store
+        self._name = name
+        self._file_bytes = file_bytes
+        self._files: list[FileEntry] = []
+        self._out: pa.BufferOutputStream | None = None
+        self._writer: pq.ParquetWriter | None = None
+        self._rows = 0
+        self._digest = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows."""
+        if not batch.num_rows:
+            return
+        if self._writer is None:
+            self._out = pa.BufferOutputStream()
+            self._writer = _parquet(self._out, batch.schema)
+        self._writer.write_batch(batch)
+        self._rows += batch.num_rows
+        self._digest += content_digest(batch)
+        assert self._out is not None
+        if self._out.tell() >= self._file_bytes:
+            self._finish()
+
+    def close(self) -> tuple[FileEntry, ...]:
+        """Make the last file durable, and tell which were written."""
+        self._finish()
+        return tuple(self._files)
+
+    def _finish(self) -> None:
+        if self._writer is None or self._out is None:
+            return
+        self._writer.close()
+        path = self._name(len(self._files))
+        self._files.append(_store(self._store, path, self._out.getvalue(), self._rows, self._digest, None, None))
+        self._out, self._writer, self._rows, self._digest = None, None, 0, 0
+
+
+def _parquet(out: pa.BufferOutputStream, schema: pa.Schema) -> pq.ParquetWriter:
+    # A dictionary pays where values are long and come again; numbers compress well without.
+    texts = [field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)]
+    return pq.ParquetWriter(out, schema, compression="zstd", compression_level=1, use_dictionary=texts or False)
+
+
+def _store(
+    store: Store,
+    path: ObjectPath,
+    data: pa.Buffer,
+    rows: int,
+    digest: int,
+    key_groups: tuple[int, int] | None,
+    times: tuple[int, int] | None,
+) -> FileEntry:
+    entry = FileEntry(path, rows, data.size, key_groups, times, checksum(data), digest_text(digest))
+    if store.create(path, data.to_pybytes()) is Creation.TAKEN:
+        # A client may repeat a request whose answer was lost, and find its own object.
+        [found] = store.read([path])
+        if found is None or checksum(found) != entry.checksum:
+            raise StorageError(f"{store.url}/{path} exists already, and is not what was to be written there")
+    return entry
