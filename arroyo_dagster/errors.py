@@ -16,6 +16,10 @@ class StorageError(ArroyoDagsterError):
     """The storage did not answer, or said no: try again later. The call may or may not have had its effect."""
 
 
+class AttemptError(ArroyoDagsterError):
+    """An attempt at an epoch failed, and nothing of it was committed: mend the cause; the next one starts over."""
+
+
 class ProtocolError(ArroyoDagsterError):
     """The log contradicts itself: stop, and look at what wrote it."""
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import pendulum
 from pendulum import DateTime
 
 JsonValue: TypeAlias = bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"] | None
@@ -242,3 +243,14 @@ class Manifest:
         """Every file of state that this manifest names."""
         for table in self.tables:
             yield from table.files
+
+
+def to_micros(time: DateTime) -> int:
+    """A time as microseconds since 1970."""
+    return time.int_timestamp * 1_000_000 + time.microsecond
+
+
+def from_micros(micros: int) -> DateTime:
+    """Microseconds since 1970 as a time in UTC."""
+    seconds, rest = divmod(micros, 1_000_000)
+    return pendulum.from_timestamp(seconds, "UTC").add(microseconds=rest)

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyarrow.types as types
+from pyarrow import types
 
 from arroyo_dagster.errors import DamagedObjectError, StorageError
 from arroyo_dagster.log import Creation, Store
@@ -40,7 +40,9 @@ def read_verified(store: Store, entry: FileEntry) -> bytes:
     """Read a file's bytes, and see that they are the ones that were written."""
     [data] = store.read([entry.path])
     if data is None:
-        raise DamagedObjectError(f"{store.url}/{entry.path} is lost: restore it, or rewind to an epoch that does without")
+        raise DamagedObjectError(
+            f"{store.url}/{entry.path} is lost: restore it, or rewind to an epoch that does without"
+        )
     if checksum(data) != entry.checksum:
         raise DamagedObjectError(
             f"{store.url}/{entry.path} is damaged: its content does not match the manifest's checksum; restore it, "

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as types
+from pyarrow import types
 
 from arroyo_dagster.errors import ConfigurationError
 

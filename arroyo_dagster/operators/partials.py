@@ -1,0 +1,235 @@
+"""Partial aggregates: made before the shuffle, merged after it, kept until their window closes. Arrow in, Arrow out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from arroyo_dagster.dataflow.agg import Aggregate, AggregateKind
+from arroyo_dagster.dataflow.graph import WindowAggregate
+from arroyo_dagster.dataflow.stream import WINDOW_END, WINDOW_START
+from arroyo_dagster.errors import AttemptError, ConfigurationError
+
+_ROW = "row of"
+_LARGEST = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One column of a partial aggregate: `function` makes it from the input, `merge` from other partials."""
+
+    name: str
+    type: pa.DataType
+    column: str | None
+    cast: pa.DataType | None
+    function: str
+    merge: str | None
+
+
+class Partials:
+    """The partial aggregates of a window operator over rows of some schema."""
+
+    def __init__(self, spec: WindowAggregate, rows: pa.Schema) -> None:
+        """Work out which columns the partials have."""
+        self._spec = spec
+        time = _type_of(rows, spec.event_time.column)
+        if not types.is_timestamp(time):
+            raise ConfigurationError(f"the event time {spec.event_time.column!r} is {time}; make it a timestamp")
+        self._time = pa.timestamp("us", time.tz)
+        self._keys = [pa.field(key, _plain(_type_of(rows, key))) for key in spec.keys]
+        self._parts = {name: tuple(_parts(name, aggregate, rows)) for name, aggregate in spec.aggregates}
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns of the partials: window start, keys, and what each aggregate needs."""
+        parts = [pa.field(part.name, part.type) for parts in self._parts.values() for part in parts]
+        return pa.schema([pa.field(WINDOW_START, self._time), *self._keys, *parts])
+
+    def times(self, rows: pa.Table) -> npt.NDArray[np.int64]:
+        """Event times in microseconds; those of rows without one are as early as can be."""
+        column = rows[self._spec.event_time.column]
+        micros = column.cast(self._time, safe=False).cast(pa.int64())
+        earliest = np.iinfo(np.int64).min // 2
+        times: npt.NDArray[np.int64] = pc.fill_null(micros, earliest).to_numpy()
+        return times + self._spec.event_time.shift if self._spec.event_time.shift else times
+
+    def make(self, rows: pa.Table, times: npt.NDArray[np.int64]) -> pa.Table:
+        """Aggregate rows by window and key."""
+        start = pa.array(times // self._spec.size * self._spec.size).view(self._time)
+        columns: dict[str, pa.Array | pa.ChunkedArray] = {WINDOW_START: start}
+        for key in self._keys:
+            columns[key.name] = rows[key.name].cast(key.type)
+        wanted: list[tuple[str | list[str], str]] = []
+        for part in self._all_parts():
+            if part.column is None:
+                wanted.append(([], "count_all"))
+                continue
+            name = f"{part.column} as {part.cast}"
+            if name not in columns:
+                columns[name] = rows[part.column].cast(part.cast)
+            wanted.append((name, part.function))
+        table = pa.table(columns)
+        self._check_sums(table, [name for name, function in wanted if function == "sum" and isinstance(name, str)])
+        result = table.group_by([WINDOW_START, *self._spec.keys], use_threads=False).aggregate(wanted)
+        return self._with_squares(result)
+
+    def merge(self, partials: pa.Table) -> pa.Table:
+        """Aggregate partials by window and key."""
+        keys = [WINDOW_START, *self._spec.keys]
+        simple = [part for part in self._all_parts() if part.merge is not None]
+        wanted: list[tuple[str, str]] = [(part.name, part.merge) for part in simple if part.merge is not None]
+        self._check_sums(partials, [name for name, function in wanted if function == "sum"])
+        if len(simple) == sum(map(len, self._parts.values())):
+            merged = partials.group_by(keys, use_threads=False).aggregate(wanted)
+            return self._fitted(merged.columns, merged.column_names, keys, simple)
+        numbered = partials.append_column(_ROW, pa.array(np.arange(partials.num_rows)))
+        merged = numbered.group_by(keys, use_threads=False).aggregate([*wanted, (_ROW, "list")])
+        rows = merged[f"{_ROW}_list"].combine_chunks()
+        groups = np.empty(partials.num_rows, np.int64)
+        groups[rows.flatten().to_numpy()] = pc.list_parent_indices(rows).to_numpy()
+        columns = {name: merged[name] for name in keys} | {
+            part.name: merged[f"{part.name}_{part.merge}"] for part in simple
+        }
+        for name, aggregate in self._spec.aggregates:
+            if aggregate.kind is AggregateKind.STDDEV:
+                columns |= _merged_moments(name, partials, groups, merged.num_rows)
+            elif aggregate.kind is AggregateKind.COUNT_DISTINCT:
+                part = self._parts[name][0]
+                columns[part.name] = _merged_values(partials[part.name], groups, merged.num_rows)
+        return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+
+    def finish(self, partials: pa.Table) -> pa.Table:
+        """Turn merged partials, one a window and key, into the rows that the operator emits."""
+        start = partials[WINDOW_START]
+        end = pc.add(start.cast(pa.int64()), self._spec.size).cast(self._time)
+        columns = [*(partials[key] for key in self._spec.keys), start, end]
+        columns += [_result(name, aggregate, partials) for name, aggregate in self._spec.aggregates]
+        names = [*self._spec.keys, WINDOW_START, WINDOW_END, *(name for name, _ in self._spec.aggregates)]
+        return pa.table(columns, names=names)
+
+    def _all_parts(self) -> Iterator[_Part]:
+        for parts in self._parts.values():
+            yield from parts
+
+    def _with_squares(self, result: pa.Table) -> pa.Table:
+        """Turn variances into sums of squares, which can be merged, and give every column its name and type."""
+        keys = [WINDOW_START, *self._spec.keys]
+        named: dict[str, pa.ChunkedArray] = {key: result[key] for key in keys}
+        for part in self._all_parts():
+            source = "count_all" if part.column is None else f"{part.column} as {part.cast}_{part.function}"
+            column = result[source]
+            if part.function == "variance":
+                count = result[f"{part.column} as {part.cast}_count"].cast(pa.float64())
+                column = pc.multiply(column, count)
+            named[part.name] = column.cast(part.type)
+        return pa.table([named[name] for name in self.schema.names], schema=self.schema)
+
+    def _fitted(
+        self, columns: Sequence[pa.ChunkedArray], names: Sequence[str], keys: Sequence[str], parts: Sequence[_Part]
+    ) -> pa.Table:
+        by_name = dict(zip(names, columns, strict=True))
+        ordered = [by_name[key] for key in keys] + [by_name[f"{part.name}_{part.merge}"] for part in parts]
+        fitted = [column.cast(field.type) for column, field in zip(ordered, self.schema, strict=True)]
+        return pa.table(fitted, schema=self.schema)
+
+    def _check_sums(self, table: pa.Table, names: Sequence[str]) -> None:
+        """Arrow's sums of integers wrap around: refuse where that cannot be ruled out."""
+        for name in dict.fromkeys(names):
+            column = table[name]
+            if not types.is_int64(column.type) or not table.num_rows:
+                continue
+            bounds = pc.min_max(column)
+            largest = max(abs(bounds["min"].as_py() or 0), abs(bounds["max"].as_py() or 0))
+            if largest * table.num_rows > _LARGEST:
+                keys = [key for key in (WINDOW_START, *self._spec.keys)]
+                exact = table.select([*keys, name]).set_column(len(keys), name, column.cast(pa.decimal128(38, 0)))
+                sums = exact.group_by(keys, use_threads=False).aggregate([(name, "sum")])[f"{name}_sum"]
+                if pc.max(pc.abs(sums)).as_py() > _LARGEST:
+                    raise AttemptError(
+                        f"the sum {name!r} does not fit into 64 bits: make its column a decimal or a float"
+                    )
+
+
+def _parts(name: str, aggregate: Aggregate, rows: pa.Schema) -> Iterator[_Part]:
+    column = aggregate.column
+    kind = None if column is None else _plain(_type_of(rows, column))
+    result = aggregate.result_type(kind, name)
+    match aggregate.kind:
+        case AggregateKind.COUNT:
+            yield _Part(name, pa.int64(), column, kind, "count", "sum")
+        case AggregateKind.SUM:
+            yield _Part(name, result, column, result, "sum", "sum")
+        case AggregateKind.MIN:
+            yield _Part(name, result, column, kind, "min", "min")
+        case AggregateKind.MAX:
+            yield _Part(name, result, column, kind, "max", "max")
+        case AggregateKind.MEAN:
+            total = Aggregate(AggregateKind.SUM, column).result_type(kind, name)
+            yield _Part(f"{name}__sum", total, column, total, "sum", "sum")
+            yield _Part(f"{name}__count", pa.int64(), column, total, "count", "sum")
+        case AggregateKind.STDDEV:
+            yield _Part(f"{name}__count", pa.int64(), column, pa.float64(), "count", None)
+            yield _Part(f"{name}__mean", pa.float64(), column, pa.float64(), "mean", None)
+            yield _Part(f"{name}__squares", pa.float64(), column, pa.float64(), "variance", None)
+        case AggregateKind.COUNT_DISTINCT:
+            yield _Part(f"{name}__values", pa.list_(kind), column, kind, "distinct", None)
+
+
+def _result(name: str, aggregate: Aggregate, partials: pa.Table) -> pa.ChunkedArray:
+    match aggregate.kind:
+        case AggregateKind.MEAN:
+            total, count = partials[f"{name}__sum"].cast(pa.float64()), partials[f"{name}__count"].cast(pa.float64())
+            return pc.divide(total, pc.if_else(pc.equal(count, 0.0), pa.scalar(None, pa.float64()), count))
+        case AggregateKind.STDDEV:
+            count = partials[f"{name}__count"].cast(pa.float64())
+            freedom = pc.if_else(pc.greater(count, 1.0), pc.subtract(count, 1.0), pa.scalar(None, pa.float64()))
+            return pc.sqrt(pc.divide(partials[f"{name}__squares"], freedom))
+        case AggregateKind.COUNT_DISTINCT:
+            return pc.list_value_length(partials[f"{name}__values"]).cast(pa.int64())
+        case _:
+            return partials[name]
+
+
+def _merged_moments(name: str, partials: pa.Table, groups: npt.NDArray[np.int64], count: int) -> dict[str, pa.Array]:
+    """Merge counts, means and sums of squares around the mean, without the cancellation of plain sums."""
+    sizes = partials[f"{name}__count"].to_numpy()
+    means = np.where(sizes > 0, pc.fill_null(partials[f"{name}__mean"], 0.0).to_numpy(), 0.0)
+    squares = np.where(sizes > 0, pc.fill_null(partials[f"{name}__squares"], 0.0).to_numpy(), 0.0)
+    total = np.bincount(groups, sizes, count)
+    mean = np.bincount(groups, sizes * means, count) / np.maximum(total, 1)
+    spread = np.bincount(groups, squares + sizes * (means - mean[groups]) ** 2, count)
+    none = total == 0
+    return {
+        f"{name}__count": pa.array(total.astype(np.int64)),
+        f"{name}__mean": pa.array(mean, mask=none),
+        f"{name}__squares": pa.array(spread, mask=none),
+    }
+
+
+def _merged_values(values: pa.ChunkedArray, groups: npt.NDArray[np.int64], count: int) -> pa.Array:
+    """Merge sets of values, which lie as lists."""
+    lists = values.combine_chunks()
+    of_value = groups[pc.list_parent_indices(lists).to_numpy()]
+    pairs = pa.table({"group": of_value, "value": lists.flatten()})
+    distinct = pairs.group_by(["group", "value"], use_threads=False).aggregate([])
+    distinct = distinct.take(pc.sort_indices(distinct["group"]))
+    sizes = np.bincount(distinct["group"].to_numpy(), minlength=count)
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
+    return pa.ListArray.from_arrays(pa.array(offsets), distinct["value"].combine_chunks(), type=lists.type)
+
+
+def _type_of(rows: pa.Schema, column: str) -> pa.DataType:
+    if column not in rows.names:
+        raise ConfigurationError(f"the stream has no column {column!r}; it has {', '.join(rows.names)}")
+    return rows.field(column).type
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if types.is_dictionary(kind) else kind

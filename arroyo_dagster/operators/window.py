@@ -1,0 +1,74 @@
+"""The built-in aggregate over tumbling windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pendulum import DateTime
+
+from arroyo_dagster.dataflow.graph import WindowAggregate
+from arroyo_dagster.dataflow.operator import Operator, OperatorContext
+from arroyo_dagster.dataflow.stream import WINDOW_START
+from arroyo_dagster.dataflow.tables import TableSpec, TimeTable
+from arroyo_dagster.model import CheckpointBarrier, to_micros
+from arroyo_dagster.operators.partials import Partials
+
+_ROWS_IN_MEMORY = 1 << 22
+
+
+class WindowOperator(Operator):
+    """Merges partial aggregates, and emits a window's rows once the watermark has passed its end.
+
+    Open windows lie in a TimeTable to which every epoch appends its partials; what is stored is read when its window
+    closes, and not before.
+    """
+
+    def __init__(self, spec: WindowAggregate, partials: Partials) -> None:
+        """Aggregate what `partials` makes."""
+        self._size = spec.size
+        self._partials = partials
+        self._table = TimeTable(
+            "windows", partials.schema, WINDOW_START, timedelta(microseconds=spec.size), combine=partials.merge
+        )
+        self._received: list[pa.Table] = []
+        self._rows = 0
+
+    def tables(self) -> Sequence[TableSpec]:
+        """The partials of all open windows."""
+        return (self._table,)
+
+    def process_batch(self, batch: pa.RecordBatch, ctx: OperatorContext, input: int = 0) -> None:  # noqa: A002
+        """Take partials."""
+        self._received.append(pa.Table.from_batches([batch]))
+        self._rows += batch.num_rows
+        if self._rows > _ROWS_IN_MEMORY:
+            self._received = [self._merge(self._received)]
+            self._rows = self._received[0].num_rows
+
+    def handle_watermark(self, watermark: DateTime, ctx: OperatorContext) -> DateTime:
+        """Close the windows that end at the watermark or before it."""
+        last_start = to_micros(watermark) - self._size
+        new = self._merge(self._received)
+        closes = pc.less_equal(new[WINDOW_START].cast(pa.int64()), last_start)
+        stored = ctx.table(self._table).scan(end=last_start + 1)
+        self._received = [new.filter(pc.invert(closes))]
+        closed = self._merge([stored, new.filter(closes)])
+        if closed.num_rows:
+            ctx.collect(self._partials.finish(closed))
+        return watermark
+
+    def handle_checkpoint(self, barrier: CheckpointBarrier, ctx: OperatorContext) -> bool:
+        """Keep the partials of windows that are still open."""
+        ctx.table(self._table).append(self._merge(self._received))
+        self._received = []
+        return True
+
+    def _merge(self, parts: Sequence[pa.Table]) -> pa.Table:
+        """One row a window and key; a single part is so already."""
+        full = [part for part in parts if part.num_rows]
+        if len(full) > 1:
+            return self._partials.merge(pa.concat_tables(full))
+        return full[0] if full else self._partials.schema.empty_table()
