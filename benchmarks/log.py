@@ -35,7 +35,7 @@ START = pendulum.datetime(2026, 1, 1)
 
 def build(directory: Path, epochs: int) -> None:
     """Write a history of so many epochs. Its last part goes through the log itself, which makes the snapshots."""
-    state = write(directory, PipelineState(), PipelineCreated(128, "benchmark"))
+    state = write(directory, PipelineState(), PipelineCreated("life", 128, "benchmark"))
     by_hand = max(epochs - 20, 0)
     for _ in range(by_hand):
         for step in range(3):

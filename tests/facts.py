@@ -21,7 +21,7 @@ from arroyo_dagster.log.state import apply
 from arroyo_dagster.model import CheckpointBarrier, EpochSet, FileEntry, ObjectPath, Plan, SourceRange
 
 NOON = pendulum.datetime(2026, 11, 18, 12)
-CREATED = PipelineCreated(key_groups=128, fingerprint="f")
+CREATED = PipelineCreated(life="life", key_groups=128, fingerprint="f")
 
 
 def started(

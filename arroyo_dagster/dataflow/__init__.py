@@ -1,5 +1,6 @@
 """What a user writes: pipelines, streams, operators; and what sources and sinks must do."""
 
+from arroyo_dagster.dataflow import agg
 from arroyo_dagster.dataflow.operator import Operator, OperatorContext
 from arroyo_dagster.dataflow.pipeline import Pipeline
 from arroyo_dagster.dataflow.sink import Sink, SinkIdentity, StagedWriter
@@ -24,4 +25,5 @@ __all__ = [
     "Stream",
     "TimeTable",
     "WindowedStream",
+    "agg",
 ]

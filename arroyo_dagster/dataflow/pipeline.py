@@ -102,7 +102,8 @@ class Pipeline:
         stages = cut(graph)
         read = {leg.origin for stage in stages for leg in stage.legs}
         read |= {stage.name for stage in stages if stage.outlets}
-        for node in (*graph.sources, *graph.operators):
+        nodes: list[SourceNode | OperatorNode] = [*graph.sources, *graph.operators]
+        for node in nodes:
             if node.name not in read:
                 kind = "source" if isinstance(node, SourceNode) else "operator"
                 raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The two kinds of stored document, log entries and snapshots: versioned JSON with a checksum of its content."""
+"""The stored documents, log entries, snapshots and manifests: versioned JSON with a checksum of its content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from arroyo_dagster.errors import DamagedObjectError, NewerFormatError
 from arroyo_dagster.log.codec import decode, encode
 from arroyo_dagster.log.entries import Entry, Fact
 from arroyo_dagster.log.state import PipelineState
-from arroyo_dagster.model import JsonValue
+from arroyo_dagster.model import JsonValue, Manifest
 
 VERSION = 1
 
@@ -61,6 +61,16 @@ def unpack_snapshot(data: bytes, sequence: int, where: str) -> PipelineState:
     if state.sequence != sequence:
         raise DamagedObjectError(f"{where} is misplaced: it stands behind entry {state.sequence}")
     return state
+
+
+def pack_manifest(manifest: Manifest) -> bytes:
+    """Write a manifest."""
+    return _pack(cast("dict[str, JsonValue]", encode(manifest)))
+
+
+def unpack_manifest(data: bytes, where: str) -> Manifest:
+    """Read a manifest. `where` names the object in errors."""
+    return decode(Manifest, _unpack(data, where), where)
 
 
 def _pack(body: Mapping[str, JsonValue]) -> bytes:

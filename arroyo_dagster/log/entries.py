@@ -13,8 +13,9 @@ from arroyo_dagster.model import CheckpointBarrier, EpochSet, FileEntry, ObjectP
 
 @dataclass(frozen=True, slots=True)
 class PipelineCreated:
-    """The log begins. The number of key groups is fixed for life."""
+    """The log begins. `life` is unique to it; the number of key groups is fixed for as long as it lasts."""
 
+    life: str
     key_groups: int
     fingerprint: str
 

@@ -50,7 +50,7 @@ def _objections(state: PipelineState, fact: Fact) -> Iterator[str]:
     if state.created == isinstance(fact, PipelineCreated):
         yield "the pipeline exists already" if state.created else "the pipeline has not been created yet"
     match fact:
-        case PipelineCreated(key_groups):
+        case PipelineCreated(key_groups=key_groups):
             if key_groups < 1:
                 yield f"a pipeline needs at least one key group, not {key_groups}"
         case CheckpointStarted():

@@ -113,6 +113,7 @@ class PipelineState:
 
     sequence: int = 0
     writer: str = ""
+    life: str = ""
     key_groups: int = 0
     fingerprint: str = ""
     mode: Mode = Mode.RUNNING
@@ -187,8 +188,8 @@ class PipelineState:
 def apply(state: PipelineState, entry: Entry) -> PipelineState:
     """Fold one entry into the state. The entry must be one that `invariants.refusal` lets pass."""
     match entry.fact:
-        case PipelineCreated(key_groups, fingerprint):
-            state = replace(state, key_groups=key_groups, fingerprint=fingerprint)
+        case PipelineCreated(life, key_groups, fingerprint):
+            state = replace(state, life=life, key_groups=key_groups, fingerprint=fingerprint)
         case CheckpointStarted() | CheckpointCompleted() | CheckpointAborted():
             state = _apply_checkpoint(state, entry.fact, entry)
         case SinksCommitted():

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,6 +104,53 @@ class ObjectStorage:
                 self._objects.delete(self._prefix + path)
             except FileNotFoundError:
                 return
+
+    def top_names(self) -> list[ObjectPath]:
+        """Name the objects that lie directly here and not in a folder, in order."""
+        prefix = self._prefix.rstrip("/") or None
+        with self._explained("list", ObjectPath("*")):
+            found = [item["path"] for item in self._objects.list_with_delimiter(prefix)["objects"]]
+        return sorted(ObjectPath(name.removeprefix(self._prefix)) for name in found)
+
+    def written_before(self, prefix: ObjectPath, moment: datetime) -> list[ObjectPath]:
+        """Name every object below `prefix` that was last written before `moment`, in order."""
+        with self._explained("list", prefix):
+            items = [item for page in self._objects.list(self._prefix + prefix) for item in page]
+        old = [item["path"] for item in items if item["last_modified"] < moment]
+        return sorted(ObjectPath(name.removeprefix(self._prefix)) for name in old)
+
+    def size(self, path: ObjectPath) -> int | None:
+        """Tell how many bytes an object has; None when there is none."""
+        with self._explained("look at", path):
+            try:
+                return self._objects.head(self._prefix + path)["size"]
+            except FileNotFoundError:
+                return None
+
+    def read_range(self, path: ObjectPath, start: int, end: int) -> bytes | None:
+        """Read the bytes from `start` up to `end`; None when there is no object."""
+        with self._explained("read", path):
+            try:
+                return self._objects.get_range(self._prefix + path, start=start, end=end).to_bytes()
+            except FileNotFoundError:
+                return None
+
+    def move(self, source: ObjectPath, target: ObjectPath) -> bool:
+        """Give an object another name, replacing what had it; False when there is no such object.
+
+        The target appears whole or not at all. Where storage cannot rename, it copies and then deletes by itself, so
+        that a move which fails half-way leaves both; moving again completes it.
+        """
+        name = self._prefix + target
+        changed = self._files_changed_by(name)
+        with self._explained("move", source):
+            try:
+                self._objects.rename(self._prefix + source, name)
+            except FileNotFoundError:
+                return False
+            if self._directory is not None:
+                _flush([*changed, (self._directory / (self._prefix + source)).parent])
+        return True
 
     def _read(self, path: ObjectPath) -> bytes | None:
         with self._explained("read", path):

@@ -17,6 +17,9 @@ from arroyo_dagster.dataflow.graph import WindowAggregate
 from arroyo_dagster.dataflow.stream import WINDOW_END, WINDOW_START
 from arroyo_dagster.errors import AttemptError, ConfigurationError
 
+NO_TIME = -(1 << 62)
+"""The time of a row that has none: earlier than any."""
+
 _ROW = "row of"
 _LARGEST = (1 << 63) - 1
 
@@ -36,15 +39,36 @@ class _Part:
 class Partials:
     """The partial aggregates of a window operator over rows of some schema."""
 
-    def __init__(self, spec: WindowAggregate, rows: pa.Schema) -> None:
-        """Work out which columns the partials have."""
-        self._spec = spec
-        time = _type_of(rows, spec.event_time.column)
+    def __init__(
+        self,
+        spec: WindowAggregate,
+        time: pa.DataType,
+        keys: Sequence[pa.DataType],
+        inputs: Sequence[pa.DataType | None],
+    ) -> None:
+        """Work out which columns the partials have, from the types of event time, keys and aggregated columns."""
         if not types.is_timestamp(time):
             raise ConfigurationError(f"the event time {spec.event_time.column!r} is {time}; make it a timestamp")
+        self._spec = spec
         self._time = pa.timestamp("us", time.tz)
-        self._keys = [pa.field(key, _plain(_type_of(rows, key))) for key in spec.keys]
-        self._parts = {name: tuple(_parts(name, aggregate, rows)) for name, aggregate in spec.aggregates}
+        self._keys = [pa.field(key, _plain(kind)) for key, kind in zip(spec.keys, keys, strict=True)]
+        self._parts = {
+            name: tuple(_parts(name, aggregate, kind and _plain(kind)))
+            for (name, aggregate), kind in zip(spec.aggregates, inputs, strict=True)
+        }
+
+    @classmethod
+    def over(cls, spec: WindowAggregate, rows: pa.Schema) -> Partials:
+        """The partials of rows of this schema."""
+        time = _type_of(rows, spec.event_time.column)
+        inputs = [None if agg.column is None else _type_of(rows, agg.column) for _, agg in spec.aggregates]
+        return cls(spec, time, [_type_of(rows, key) for key in spec.keys], inputs)
+
+    @classmethod
+    def stored_as(cls, spec: WindowAggregate, stored: pa.Schema) -> Partials:
+        """The partials that lie on storage with this schema. They can be merged and finished."""
+        inputs = [_input_type(name, aggregate, stored) for name, aggregate in spec.aggregates]
+        return cls(spec, _type_of(stored, WINDOW_START), [_type_of(stored, key) for key in spec.keys], inputs)
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -53,11 +77,10 @@ class Partials:
         return pa.schema([pa.field(WINDOW_START, self._time), *self._keys, *parts])
 
     def times(self, rows: pa.Table) -> npt.NDArray[np.int64]:
-        """Event times in microseconds; those of rows without one are as early as can be."""
+        """Event times in microseconds; `NO_TIME` for rows without one."""
         column = rows[self._spec.event_time.column]
         micros = column.cast(self._time, safe=False).cast(pa.int64())
-        earliest = np.iinfo(np.int64).min // 2
-        times: npt.NDArray[np.int64] = pc.fill_null(micros, earliest).to_numpy()
+        times: npt.NDArray[np.int64] = pc.fill_null(micros, NO_TIME - self._spec.event_time.shift).to_numpy()
         return times + self._spec.event_time.shift if self._spec.event_time.shift else times
 
     def make(self, rows: pa.Table, times: npt.NDArray[np.int64]) -> pa.Table:
@@ -148,7 +171,7 @@ class Partials:
             bounds = pc.min_max(column)
             largest = max(abs(bounds["min"].as_py() or 0), abs(bounds["max"].as_py() or 0))
             if largest * table.num_rows > _LARGEST:
-                keys = [key for key in (WINDOW_START, *self._spec.keys)]
+                keys = [WINDOW_START, *self._spec.keys]
                 exact = table.select([*keys, name]).set_column(len(keys), name, column.cast(pa.decimal128(38, 0)))
                 sums = exact.group_by(keys, use_threads=False).aggregate([(name, "sum")])[f"{name}_sum"]
                 if pc.max(pc.abs(sums)).as_py() > _LARGEST:
@@ -157,9 +180,8 @@ class Partials:
                     )
 
 
-def _parts(name: str, aggregate: Aggregate, rows: pa.Schema) -> Iterator[_Part]:
+def _parts(name: str, aggregate: Aggregate, kind: pa.DataType | None) -> Iterator[_Part]:
     column = aggregate.column
-    kind = None if column is None else _plain(_type_of(rows, column))
     result = aggregate.result_type(kind, name)
     match aggregate.kind:
         case AggregateKind.COUNT:
@@ -180,6 +202,21 @@ def _parts(name: str, aggregate: Aggregate, rows: pa.Schema) -> Iterator[_Part]:
             yield _Part(f"{name}__squares", pa.float64(), column, pa.float64(), "variance", None)
         case AggregateKind.COUNT_DISTINCT:
             yield _Part(f"{name}__values", pa.list_(kind), column, kind, "distinct", None)
+
+
+def _input_type(name: str, aggregate: Aggregate, stored: pa.Schema) -> pa.DataType | None:
+    """A type of the aggregated column that leads to what is stored."""
+    match aggregate.kind:
+        case AggregateKind.COUNT:
+            return None if aggregate.column is None else pa.int64()
+        case AggregateKind.MEAN:
+            return _type_of(stored, f"{name}__sum")
+        case AggregateKind.STDDEV:
+            return pa.float64()
+        case AggregateKind.COUNT_DISTINCT:
+            return _type_of(stored, f"{name}__values").value_type
+        case _:
+            return _type_of(stored, name)
 
 
 def _result(name: str, aggregate: Aggregate, partials: pa.Table) -> pa.ChunkedArray:

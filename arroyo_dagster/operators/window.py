@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import timedelta
 
 import pyarrow as pa
@@ -13,10 +13,55 @@ from arroyo_dagster.dataflow.graph import WindowAggregate
 from arroyo_dagster.dataflow.operator import Operator, OperatorContext
 from arroyo_dagster.dataflow.stream import WINDOW_START
 from arroyo_dagster.dataflow.tables import TableSpec, TimeTable
+from arroyo_dagster.errors import AttemptError
 from arroyo_dagster.model import CheckpointBarrier, to_micros
-from arroyo_dagster.operators.partials import Partials
+from arroyo_dagster.operators.partials import NO_TIME, Partials
 
 _ROWS_IN_MEMORY = 1 << 22
+_ROWS_AT_ONCE = 1 << 20
+
+
+class WindowCombiner:
+    """Aggregates rows before the shuffle, and sets those aside whose window is closed.
+
+    `watermark` is the one that the parent epoch left, so it does not matter where in the epoch a row stands.
+    """
+
+    def __init__(self, spec: WindowAggregate, partials: Partials, watermark: int | None) -> None:
+        """Begin with no rows."""
+        self._partials = partials
+        self._closed = None if watermark is None else watermark // spec.size * spec.size
+        self._columns = [*spec.keys, spec.event_time.column, *(agg.column for _, agg in spec.aggregates if agg.column)]
+        self._late: list[pa.Table] = []
+
+    def combine(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """Turn rows into partials, about a million rows at a time."""
+        waiting: list[pa.RecordBatch] = []
+        rows = 0
+        for batch in batches:
+            missing = [column for column in self._columns if column not in batch.schema.names]
+            if missing:
+                raise AttemptError(f"the stream has no column {missing[0]!r}; it has {', '.join(batch.schema.names)}")
+            waiting.append(batch)
+            rows += batch.num_rows
+            if rows >= _ROWS_AT_ONCE:
+                yield self._partial(pa.Table.from_batches(waiting))
+                waiting, rows = [], 0
+        if rows:
+            yield self._partial(pa.Table.from_batches(waiting))
+
+    def take_late(self) -> list[pa.Table]:
+        """Hand over the late rows since the last call."""
+        late, self._late = self._late, []
+        return late
+
+    def _partial(self, rows: pa.Table) -> pa.Table:
+        times = self._partials.times(rows)
+        late = times < (NO_TIME + 1 if self._closed is None else self._closed)
+        if late.any():
+            self._late.append(rows.filter(pa.array(late)))
+            rows, times = rows.filter(pa.array(~late)), times[~late]
+        return self._partials.make(rows, times)
 
 
 class WindowOperator(Operator):

@@ -102,7 +102,7 @@ LEGAL: list[tuple[PipelineState, Fact]] = [
 ILLEGAL: list[tuple[PipelineState, Fact, str]] = [
     (EMPTY, StopRequested(), "the pipeline has not been created yet"),
     (NEW, CREATED, "the pipeline exists already"),
-    (EMPTY, PipelineCreated(0, ""), "a pipeline needs at least one key group, not 0"),
+    (EMPTY, PipelineCreated("life", 0, ""), "a pipeline needs at least one key group, not 0"),
     # Starting a checkpoint
     (IN_FLIGHT, started(IN_FLIGHT), "attempt 1 at epoch 6 is in flight"),
     (CLEANING, started(CLEANING), "cleaning 17 is in flight"),

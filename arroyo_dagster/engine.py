@@ -1,0 +1,409 @@
+"""Take a pipeline through epochs: plan, begin, stages, manifest, complete, publish, recover. No Dagster in here.
+
+Every step leaves the log in a state from which any process can go on. An engine holds nothing that the log and the
+storage do not hold too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, assert_never
+
+import pendulum
+from pendulum import DateTime
+
+from arroyo_dagster.controller import (
+    AbortCheckpoint,
+    AbortCleanup,
+    AbortReplay,
+    CheckpointPolicy,
+    FinishStop,
+    RecoverSinks,
+    Run,
+    StartCheckpoint,
+    Wait,
+    progress,
+)
+from arroyo_dagster.dataflow import Pipeline, Sink, SinkIdentity
+from arroyo_dagster.dataflow.stages import cut
+from arroyo_dagster.errors import (
+    ArroyoDagsterError,
+    ConfigurationError,
+    DamagedObjectError,
+    ProtocolError,
+    StorageError,
+)
+from arroyo_dagster.log import Appended, Creation, Log, Lost, Mode, PipelineState, Refused, names
+from arroyo_dagster.log.documents import pack_manifest, unpack_manifest
+from arroyo_dagster.log.entries import (
+    CheckpointAborted,
+    CheckpointCompleted,
+    CheckpointStarted,
+    CleanupAborted,
+    Compacted,
+    Fact,
+    PipelineCreated,
+    ReplayFinished,
+    ReplayOutcome,
+    SinksCommitted,
+    SinksFailed,
+    Stopped,
+)
+from arroyo_dagster.model import CheckpointBarrier, FileEntry, Manifest, Plan, SourceRange, TableFiles
+from arroyo_dagster.spark.plans import Attempt
+from arroyo_dagster.spark.reports import StageReport
+from arroyo_dagster.spark.spec import StateLocation
+from arroyo_dagster.state.files import read_verified
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_STATE = ".arroyo"
+STATE_VARIABLE = "ARROYO_STATE_URL"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """An epoch was taken, and its output is out. `publish_micros` is how long that last step took."""
+
+    manifest: Manifest
+    publish_micros: int
+
+
+def embedded_session() -> SparkSession:
+    """Spark inside this process, with all cores."""
+    from arroyo_dagster.spark.session import open_session  # noqa: PLC0415 - Spark is loaded when it is needed
+
+    return open_session()
+
+
+class Engine:
+    """A pipeline, its log and a Spark to run it on.
+
+    `session` is asked for when the first stage runs. `run_id` tells others which run of the orchestrator is at work,
+    so that they can see whether it still lives. `on_step` is called after each step, with its name.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        session: Callable[[], SparkSession] = embedded_session,
+        state_url: str | None = None,
+        who: str = "engine",
+        run_id: str | None = None,
+        parallelism: int | None = None,
+        clock: Callable[[], DateTime] = lambda: pendulum.now("UTC"),
+        on_step: Callable[[str], None] = lambda step: None,
+    ) -> None:
+        """Check the pipeline; nothing is read or written yet."""
+        self.pipeline = pipeline
+        self.graph = pipeline.graph()
+        self.stages = cut(self.graph)
+        url = state_url or pipeline.state_url or os.environ.get(STATE_VARIABLE) or DEFAULT_STATE
+        self._location = StateLocation(url, pipeline.storage_options, pipeline.name)
+        self.store = self._location.open()
+        self._session = session
+        self._run_id = run_id
+        self._parallelism = parallelism or pipeline.parallelism or min(_cores(), pipeline.key_groups)
+        self._clock = clock
+        self._on_step = on_step
+        self._log = Log(self.store, who, clock=clock)
+
+    def state(self) -> PipelineState:
+        """What the log says by now."""
+        return self._log.read()
+
+    def manifest(self, epoch: int, state: PipelineState | None = None) -> Manifest:
+        """The record of a kept epoch."""
+        state = state or self.state()
+        if epoch not in state.kept:
+            raise ConfigurationError(
+                f"pipeline {self.pipeline.name!r} has no epoch {epoch}; those that are kept are {state.kept}"
+            )
+        path = state.manifest_of(epoch)
+        [data] = self.store.read([path])
+        if data is None:
+            raise DamagedObjectError(f"{self.store.url}/{path}, the manifest of epoch {epoch}, is lost: restore it")
+        return unpack_manifest(data, f"{self.store.url}/{path}")
+
+    def run_epoch(self, runs: Sequence[Run] = (), policy: CheckpointPolicy | None = None) -> Taken | Wait:
+        """Finish what others have left, take one epoch, and publish it; or say why not now.
+
+        `policy` is the pipeline's unless another is given; `runs` are those that may still be at work.
+        """
+        decision = self.recover(runs, policy)
+        if isinstance(decision, Wait):
+            return decision
+        attempt = self.begin()
+        if isinstance(attempt, Wait):
+            return attempt
+        with self.guarded(attempt):
+            reports: dict[str, StageReport] = {}
+            for stage in self.stages:
+                reports[stage.name] = self.run_stage(attempt, stage.name, reports)
+            manifest = self.complete(attempt, list(reports.values()))
+        if isinstance(manifest, Wait):
+            return manifest
+        started = time.perf_counter_ns()
+        self.publish()
+        return Taken(manifest, (time.perf_counter_ns() - started) // 1000)
+
+    def recover(self, runs: Sequence[Run] = (), policy: CheckpointPolicy | None = None) -> StartCheckpoint | Wait:
+        """Clear away what is dead and finish what is half done, until an epoch may begin or has to wait."""
+        while True:
+            state = self.state()
+            decision = progress(state, runs, policy or self.pipeline.policy, self._clock())
+            match decision:
+                case StartCheckpoint() | Wait():
+                    return decision
+                case RecoverSinks():
+                    self.publish()
+                case AbortCheckpoint(epoch, attempt, reason):
+                    self._append(state, CheckpointAborted(epoch, attempt, reason))
+                case AbortCleanup(cleanup, reason):
+                    self._append(state, CleanupAborted(cleanup, reason))
+                case AbortReplay(epoch, attempt, reason):
+                    self._append(state, ReplayFinished(epoch, attempt, ReplayOutcome.FAILED, (reason,)))
+                case FinishStop(epoch):
+                    self._append(state, Stopped(epoch))
+                case _:
+                    assert_never(decision)
+
+    def begin(self) -> Attempt | Wait:
+        """Plan the next epoch, and put the next attempt at it into flight."""
+        state = self.state()
+        if not state.created:
+            life = secrets.token_hex(8)
+            state = self._append(state, PipelineCreated(life, self.pipeline.key_groups, self._fingerprint()))
+        if state.key_groups != self.pipeline.key_groups:
+            raise ConfigurationError(
+                f"pipeline {self.pipeline.name!r} was begun with {state.key_groups} key groups, which cannot change: "
+                f"set key_groups={state.key_groups}, not {self.pipeline.key_groups}"
+            )
+        now = self._clock()
+        plan = state.plan or self._plan(state, now)
+        self._on_step("planned")
+        barrier = CheckpointBarrier(state.next_epoch, state.min_epoch, now, state.mode is Mode.STOP_REQUESTED)
+        started = CheckpointStarted(barrier, state.attempts + 1, state.head, plan, self._run_id)
+        match self._log.append(state, started):
+            case Appended():
+                self._on_step("begun")
+                return Attempt(
+                    barrier, started.attempt, started.parent, plan, state.life, state.key_groups, self._parallelism
+                )
+            case Lost(winner):
+                return Wait(f"{winner.writer} was faster: {type(winner.fact).__name__}; try again")
+            case Refused(reason):
+                return Wait(reason)
+
+    def run_stage(self, attempt: Attempt, name: str, earlier: Mapping[str, StageReport]) -> StageReport:
+        """Run one stage of an attempt on Spark. It can be run again, as long as the attempt is in flight."""
+        from arroyo_dagster.spark.job import run_stage  # noqa: PLC0415 - Spark is loaded when it is needed
+
+        [stage] = [stage for stage in self.stages if stage.name == name]
+        parent = self._parent(attempt)
+        report = run_stage(self._session(), self.graph, stage, attempt, parent, earlier, self._location)
+        self._on_step(f"stage {name}")
+        return report
+
+    def complete(self, attempt: Attempt, reports: Sequence[StageReport]) -> Manifest | Wait:
+        """Write the manifest and commit the epoch, if the attempt is still the one in flight."""
+        epoch, number = attempt.barrier.epoch, attempt.number
+        sources = {record.source: record for report in reports for record in report.sources}
+        manifest = self._write_manifest(
+            Manifest(
+                attempt.barrier,
+                number,
+                attempt.parent,
+                attempt.plan,
+                tuple(table for report in reports for table in report.tables),
+                tuple(output for report in reports for output in report.staged),
+                tuple(sources.values()),
+                tuple(report.operator for report in reports if report.operator),
+                tuple(span for report in reports for span in report.spans),
+            )
+        )
+        self._on_step("manifest")
+        completed = CheckpointCompleted(epoch, number, names.manifest(epoch, number))
+        state = self.state()
+        while True:
+            match self._log.append(state, completed):
+                case Appended():
+                    self._on_step("completed")
+                    self._delete_exchanges(reports)
+                    return manifest
+                case Lost(state=state):
+                    continue
+                case Refused(reason):
+                    return Wait(f"attempt {number} at epoch {epoch} came too late: {reason}")
+
+    def publish(self) -> None:
+        """Let the sinks do what they still have to do: retract what a rewind left behind, publish the head."""
+        state = self.state()
+        work = state.sinks
+        if work is None:
+            return
+        try:
+            sinks = {node.name: node.sink for node in self.graph.sinks}
+            for name, sink in sinks.items():
+                if work.retract:
+                    sink.retract(self._identity(name, state), work.retract)
+                    self._on_step(f"retracted {name}")
+            if work.publish is not None:
+                self._publish(work.publish, sinks, state)
+        except Exception as error:
+            reason = str(error) if isinstance(error, ArroyoDagsterError) else f"{type(error).__name__}: {error}"
+            self._append_if_possible(SinksFailed(work.entry, reason))
+            raise
+        self._append_if_possible(SinksCommitted(state.head, work.entry))
+        self._on_step("sinks committed")
+
+    def verify(self) -> list[str]:
+        """Check everything that is kept, and name what is lost or damaged."""
+        state, problems = self.state(), list[str]()
+        checked: set[str] = set()
+        for epoch in state.kept:
+            try:
+                manifest = self.manifest(epoch, state)
+            except DamagedObjectError as error:
+                problems.append(str(error))
+                continue
+            for file in manifest.files:
+                if file.path not in checked:
+                    checked.add(file.path)
+                    try:
+                        read_verified(self.store, file)
+                    except DamagedObjectError as error:
+                        problems.append(str(error))
+            if epoch in state.line and not (state.sinks and state.sinks.publish == epoch):
+                problems += self._missing_outputs(manifest, state)
+        return problems
+
+    @contextmanager
+    def guarded(self, attempt: Attempt) -> Iterator[None]:
+        """Within this context, an error aborts the attempt, so that the next one need not wait for a time-out."""
+        try:
+            yield
+        except Exception as error:
+            reason = str(error) if isinstance(error, ArroyoDagsterError) else f"{type(error).__name__}: {error}"
+            self._append_if_possible(CheckpointAborted(attempt.barrier.epoch, attempt.number, reason))
+            raise
+
+    def _plan(self, state: PipelineState, now: DateTime) -> Plan:
+        parent = self.manifest(state.head, state) if state.head else None
+        ranges = {}
+        for node in self.graph.sources:
+            before = parent.plan.sources.get(node.name) if parent else None
+            start = before.end if before else None
+            offsets = node.source.latest(start, now)
+            ranges[node.name] = SourceRange(start, offsets.end, offsets.backlog)
+        return Plan(ranges)
+
+    def _parent(self, attempt: Attempt) -> Manifest | None:
+        """The parent's manifest, with the files that compactions have made for the epochs after it."""
+        if not attempt.parent:
+            return None
+        state = self.state()
+        parent = self.manifest(attempt.parent, state)
+        for compaction in state.compactions:
+            where = (compaction.operator, compaction.table)
+            parent = replace(
+                parent,
+                tables=tuple(
+                    _compacted(table, compaction) if (table.operator, table.table) == where else table
+                    for table in parent.tables
+                ),
+            )
+        return parent
+
+    def _write_manifest(self, manifest: Manifest) -> Manifest:
+        """Create the manifest of an attempt; if the attempt has written one before, that one counts."""
+        path = names.manifest(manifest.epoch, manifest.attempt)
+        try:
+            if self.store.create(path, pack_manifest(manifest)) is Creation.CREATED:
+                return manifest
+        except StorageError:
+            [found] = self.store.read([path])
+            if found is None:
+                raise
+        else:
+            [found] = self.store.read([path])
+            if found is None:
+                raise StorageError(f"{self.store.url}/{path} is taken, but there is no such object")
+        return unpack_manifest(found, f"{self.store.url}/{path}")
+
+    def _publish(self, epoch: int, sinks: Mapping[str, Sink], state: PipelineState) -> None:
+        staged = {output.sink: output.files for output in self.manifest(epoch, state).staged}
+        for name in staged.keys() - sinks.keys():
+            if staged[name]:
+                raise ConfigurationError(
+                    f"epoch {epoch} has output for the sink {name!r}, which pipeline {self.pipeline.name!r} no longer "
+                    "has: put it back until the epoch is published, or rewind to an earlier epoch"
+                )
+        for name, sink in sinks.items():
+            sink.publish(self._identity(name, state), epoch, staged.get(name, ()))
+            self._on_step(f"published {name}")
+
+    def _missing_outputs(self, manifest: Manifest, state: PipelineState) -> list[str]:
+        sinks = {node.name: node.sink for node in self.graph.sinks}
+        return [
+            f"epoch {manifest.epoch}, sink {output.sink!r}: {missing}"
+            for output in manifest.staged
+            if output.sink in sinks
+            for missing in sinks[output.sink].missing(self._identity(output.sink, state), manifest.epoch, output.files)
+        ]
+
+    def _delete_exchanges(self, reports: Sequence[StageReport]) -> None:
+        for report in reports:
+            for file in report.exchange.files if report.exchange else ():
+                try:
+                    self.store.delete(file.path)
+                except StorageError as error:
+                    logger.warning("%s; it is left for the cleaning job", error)
+
+    def _identity(self, sink: str, state: PipelineState) -> SinkIdentity:
+        return SinkIdentity(self.pipeline.name, sink, state.life)
+
+    def _append(self, state: PipelineState, fact: Fact) -> PipelineState:
+        """Append a fact that nobody should mind; if somebody was faster, return what is so by now."""
+        match self._log.append(state, fact):
+            case Appended(state=now) | Lost(state=now):
+                return now
+            case Refused(reason):
+                raise ProtocolError(f"pipeline {self.pipeline.name!r}: {type(fact).__name__} was refused: {reason}")
+
+    def _append_if_possible(self, fact: Fact) -> None:
+        """Append a fact, unless somebody else has made it untrue or superfluous."""
+        state = self.state()
+        while isinstance(outcome := self._log.append(state, fact), Lost):
+            state = outcome.state
+
+    def _fingerprint(self) -> str:
+        nodes = (*self.graph.sources, *self.graph.operators, *self.graph.sinks)
+        shape = [(type(node).__name__, node.name) for node in nodes]
+        return blake2b(repr(shape).encode(), digest_size=8).hexdigest()
+
+
+def _compacted(table: TableFiles, compaction: Compacted) -> TableFiles:
+    """Let the new files stand where the first of those that they replace stood."""
+    replaced, files = set(compaction.replaced), list[FileEntry]()
+    for file in table.files:
+        if file.path not in replaced:
+            files.append(file)
+        elif not set(compaction.by) & set(files):
+            files.extend(compaction.by)
+    return replace(table, files=tuple(files))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
