@@ -57,7 +57,7 @@ from arroyo_dagster.log.entries import (
     Stopped,
 )
 from arroyo_dagster.model import CheckpointBarrier, FileEntry, Manifest, Plan, SourceRange, TableFiles
-from arroyo_dagster.spark.plans import Attempt
+from arroyo_dagster.spark.plans import Attempt, StageContext
 from arroyo_dagster.spark.reports import StageReport
 from arroyo_dagster.spark.spec import StateLocation
 from arroyo_dagster.state.files import read_verified
@@ -208,11 +208,8 @@ class Engine:
 
     def run_stage(self, attempt: Attempt, name: str, earlier: Mapping[str, StageReport]) -> StageReport:
         """Run one stage of an attempt on Spark. It can be run again, as long as the attempt is in flight."""
-        from arroyo_dagster.spark.job import run_stage  # noqa: PLC0415 - Spark is loaded when it is needed
-
         [stage] = [stage for stage in self.stages if stage.name == name]
-        parent = self._parent(attempt)
-        report = run_stage(self._session(), self.graph, stage, attempt, parent, earlier, self._location)
+        report = self._execute(StageContext(self.graph, stage, attempt, self._parent(attempt), earlier, self._location))
         self._on_step(f"stage {name}")
         return report
 
@@ -298,6 +295,11 @@ class Engine:
             reason = str(error) if isinstance(error, ArroyoDagsterError) else f"{type(error).__name__}: {error}"
             self._append_if_possible(CheckpointAborted(attempt.barrier.epoch, attempt.number, reason))
             raise
+
+    def _execute(self, context: StageContext) -> StageReport:
+        from arroyo_dagster.spark.job import run_stage  # noqa: PLC0415 - Spark is loaded when it is needed
+
+        return run_stage(self._session(), context)
 
     def _plan(self, state: PipelineState, now: DateTime) -> Plan:
         parent = self.manifest(state.head, state) if state.head else None
@@ -389,8 +391,8 @@ class Engine:
             state = outcome.state
 
     def _fingerprint(self) -> str:
-        nodes = (*self.graph.sources, *self.graph.operators, *self.graph.sinks)
-        shape = [(type(node).__name__, node.name) for node in nodes]
+        graph = self.graph
+        shape = [[node.name for node in nodes] for nodes in (graph.sources, graph.operators, graph.sinks)]
         return blake2b(repr(shape).encode(), digest_size=8).hexdigest()
 
 

@@ -42,6 +42,18 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class StageContext:
+    """A stage of an attempt, with all that it depends on: the parent epoch, and the stages before it."""
+
+    graph: Graph
+    stage: Stage
+    attempt: Attempt
+    parent: Manifest | None
+    earlier: Mapping[str, StageReport]
+    state: StateLocation
+
+
+@dataclass(frozen=True, slots=True)
 class LegPlan:
     """A leg, the schema of the rows that its readers give out, if it is known, and the steps that follow on Spark."""
 
@@ -49,96 +61,27 @@ class LegPlan:
     schema: pa.Schema | None
     steps: tuple[Step, ...]
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to read."""
-        return not self.task.partitions
+
+def plan_legs(context: StageContext) -> list[LegPlan]:
+    """Work out what each leg of a stage has to read, in which partitions."""
+    return [_plan_leg(context, leg, number) for number, leg in enumerate(context.stage.legs)]
 
 
-def plan_leg(
-    graph: Graph,
-    stage: Stage,
-    leg: Leg,
-    number: int,
-    attempt: Attempt,
-    parent: Manifest | None,
-    earlier: Mapping[str, StageReport],
-    state: StateLocation,
-) -> LegPlan:
-    """Cut what a leg has to read into partitions, and its steps into those before, on and after Spark."""
-    node = graph.source(leg.origin) if leg.from_source else None
-    if node is not None:
-        source: Source = node.source
-        # A source that came after the plan was made is read from the next epoch on.
-        span = attempt.plan.sources.get(leg.origin)
-        schema = source.schema_at(span.end if span else None)
-        splits = source.splits(span.start, span.end) if span else ()
-        records = {record.source: record for record in (parent.sources if parent else ())}
-        record = records.get(leg.origin)
-        active_at = record.active_at if record else attempt.barrier.timestamp
-        watermark = record.watermark if record else None
-        clock = Clock(watermark, active_at, node.delay, node.idle_after) if node.event_time else None
-        event_time = node.event_time
-    else:
-        exchange = earlier[leg.origin].exchange
-        assert exchange is not None
-        source = ExchangeSource(exchange, state.open)
-        schema, splits, event_time = source.schema, source.splits(None, None), None
-        clock = Clock(exchange.watermark, attempt.barrier.timestamp)
-    steps = leg.steps
-    first = _leading_functions(steps)
-    last = () if len(first) == len(steps) else tuple(reversed(_leading_functions(steps[::-1])))
-    task = LegTask(
-        stage.name,
-        secrets.token_hex(8),
-        number,
-        leg.input,
-        leg.origin,
-        leg.from_source,
-        source,
-        pack(splits, attempt.parallelism),
-        leg.columns,
-        event_time,
-        clock,
-        stage.operator.inlets[leg.input].keys if stage.operator else (),
-        first,
-        last,
-    )
-    if schema is not None and leg.columns is not None:
-        schema = pa.schema([schema.field(name) for name in leg.columns if name in schema.names])
-    for step in first:
-        schema = step.schema or schema
-    return LegPlan(task, schema, steps[len(first) : len(steps) - len(last)])
-
-
-def plan_stage(
-    graph: Graph,
-    stage: Stage,
-    legs: Sequence[LegTask],
-    rows: pa.Schema | None,
-    attempt: Attempt,
-    parent: Manifest | None,
-    state: StateLocation,
-) -> StageTask:
+def plan_stage(context: StageContext, legs: Sequence[LegTask], rows: pa.Schema | None) -> StageTask:
     """Work out the rest of a stage, once the schema of the `rows` that come to it is known, if any come."""
+    stage, attempt, parent = context.stage, context.attempt, context.parent
     tables: dict[str, tuple[FileEntry, ...]] = {}
     watermark = None
     if parent is not None and stage.operator is not None:
         tables = {files.table: files.files for files in parent.tables if files.operator == stage.name}
         records = {record.operator: record for record in parent.operators}
         watermark = records[stage.name].watermark if stage.name in records else None
-
-    def sink(name: str, steps: tuple[MapBatches, ...] = ()) -> SinkTask:
-        return SinkTask(graph.sink(name).sink, SinkIdentity(state.pipeline, name, attempt.life), steps)
-
     operator, window = None, None
     if stage.operator is not None:
-        operator, window = _operator(stage.operator, rows, tables, state)
-        if window is not None and stage.operator.late_to:
-            window = WindowTask(window.spec, window.partials, sink(stage.operator.late_to))
+        operator, window = _operator(stage.operator, rows, tables, context)
     return StageTask(
         stage.name,
-        state,
+        context.state,
         attempt.barrier,
         attempt.number,
         attempt.parallelism if stage.operator and stage.operator.keyed else 1,
@@ -148,7 +91,7 @@ def plan_stage(
         window,
         watermark,
         tables,
-        tuple(sink(outlet.sink, outlet.steps) for outlet in stage.outlets),
+        tuple(_sink(context, outlet.sink, outlet.steps) for outlet in stage.outlets),
         stage.exchanged,
     )
 
@@ -165,6 +108,63 @@ def pack(splits: Sequence[Split], most: int) -> tuple[tuple[Split, ...], ...]:
     return tuple(tuple(splits[place] for place in sorted(places)) for places in sorted(partitions))
 
 
+def _plan_leg(context: StageContext, leg: Leg, number: int) -> LegPlan:
+    """Cut what a leg has to read into partitions, and its steps into those before, on and after Spark."""
+    stage, attempt = context.stage, context.attempt
+    source, splits, schema, clock = _origin(context, leg)
+    node = context.graph.source(leg.origin) if leg.from_source else None
+    first = _leading_functions(leg.steps)
+    last = () if len(first) == len(leg.steps) else tuple(reversed(_leading_functions(leg.steps[::-1])))
+    task = LegTask(
+        stage.name,
+        secrets.token_hex(8),
+        number,
+        leg.input,
+        leg.origin,
+        leg.from_source,
+        source,
+        pack(splits, attempt.parallelism),
+        leg.columns,
+        node.event_time if node else None,
+        clock,
+        stage.operator.inlets[leg.input].keys if stage.operator else (),
+        first,
+        last,
+    )
+    if schema is not None and leg.columns is not None:
+        schema = pa.schema([schema.field(name) for name in leg.columns if name in schema.names])
+    for step in first:
+        schema = step.schema or schema
+    return LegPlan(task, schema, leg.steps[len(first) : len(leg.steps) - len(last)])
+
+
+def _origin(context: StageContext, leg: Leg) -> tuple[Source, Sequence[Split], pa.Schema | None, Clock | None]:
+    """What a leg reads: from whom, which parts, with which columns, and how far its event time had come."""
+    now = context.attempt.barrier.timestamp
+    if not leg.from_source:
+        exchange = context.earlier[leg.origin].exchange
+        assert exchange is not None
+        rows = ExchangeSource(exchange, context.state.open)
+        return rows, rows.splits(None, None), rows.schema, Clock(exchange.watermark, now)
+    node = context.graph.source(leg.origin)
+    assert node is not None
+    # A source that came after the plan was made is read from the next epoch on.
+    span = context.attempt.plan.sources.get(leg.origin)
+    splits = node.source.splits(span.start, span.end) if span else ()
+    schema = node.source.schema_at(span.end if span else None)
+    if node.event_time is None:
+        return node.source, splits, schema, None
+    records = {record.source: record for record in (context.parent.sources if context.parent else ())}
+    record = records.get(leg.origin)
+    watermark, active_at = (record.watermark, record.active_at) if record else (None, now)
+    return node.source, splits, schema, Clock(watermark, active_at, node.delay, node.idle_after)
+
+
+def _sink(context: StageContext, name: str, steps: tuple[MapBatches, ...] = ()) -> SinkTask:
+    identity = SinkIdentity(context.state.pipeline, name, context.attempt.life)
+    return SinkTask(context.graph.sink(name).sink, identity, steps)
+
+
 def _leading_functions(steps: Sequence[Step]) -> tuple[MapBatches, ...]:
     functions: list[MapBatches] = []
     for step in steps:
@@ -175,7 +175,7 @@ def _leading_functions(steps: Sequence[Step]) -> tuple[MapBatches, ...]:
 
 
 def _operator(
-    node: OperatorNode, rows: pa.Schema | None, tables: Mapping[str, tuple[FileEntry, ...]], state: StateLocation
+    node: OperatorNode, rows: pa.Schema | None, tables: Mapping[str, tuple[FileEntry, ...]], context: StageContext
 ) -> tuple[Operator, WindowTask | None]:
     if not isinstance(node.operator, WindowAggregate):
         return node.operator, None
@@ -184,8 +184,9 @@ def _operator(
         partials = Partials.over(spec, rows)
     elif files := tables.get("windows"):
         # No rows came, so their schema is not known; but stored windows may close.
-        data = read_verified(state.open(), files[0])
+        data = read_verified(context.state.open(), files[0])
         partials = Partials.stored_as(spec, pq.read_schema(pa.BufferReader(data)).remove_metadata())
     else:
         return Operator(), None
-    return WindowOperator(spec, partials), WindowTask(spec, partials, None)
+    late = _sink(context, node.late_to) if node.late_to else None
+    return WindowOperator(spec, partials), WindowTask(spec, partials, late)

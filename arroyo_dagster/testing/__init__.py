@@ -1,5 +1,6 @@
 """What users' tests and ours share."""
 
 from arroyo_dagster.testing.faults import Call, Crash, Fault, FaultyStore, at_call
+from arroyo_dagster.testing.harness import InProcessEngine
 
-__all__ = ["Call", "Crash", "Fault", "FaultyStore", "at_call"]
+__all__ = ["Call", "Crash", "Fault", "FaultyStore", "InProcessEngine", "at_call"]
