@@ -302,7 +302,9 @@ def _active(work: str, run_id: str | None) -> str:
 
 
 def _run(run_id: str | None) -> str:
-    return f"run {run_id[:8]}" if run_id else "a process outside Dagster"
+    if run_id is None:
+        return "a process outside Dagster"
+    return run_id if run_id.startswith("process-") else f"run {run_id[:8]}"
 
 
 def _short(duration: Duration) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, TypeAlias, assert_never
 
 import pendulum
 from pendulum import DateTime
@@ -56,6 +56,7 @@ from arroyo_dagster.log.entries import (
     SinksFailed,
     Stopped,
 )
+from arroyo_dagster.log.store import local_directory
 from arroyo_dagster.model import CheckpointBarrier, FileEntry, Manifest, Plan, SourceRange, TableFiles
 from arroyo_dagster.spark.plans import Attempt, StageContext
 from arroyo_dagster.spark.reports import StageReport
@@ -69,6 +70,9 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_STATE = ".arroyo"
 STATE_VARIABLE = "ARROYO_STATE_URL"
+
+Runs: TypeAlias = Sequence[Run] | Callable[[PipelineState], Sequence[Run]]
+"""Runs that may still be at work, or how to look for them once the log was read: that order misses none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,13 @@ def embedded_session() -> SparkSession:
     from arroyo_dagster.spark.session import open_session  # noqa: PLC0415 - Spark is loaded when it is needed
 
     return open_session()
+
+
+def locate(pipeline: Pipeline, state_url: str | None = None) -> StateLocation:
+    """Tell where a pipeline's state lies: at `state_url` if that is given. Nothing is opened or made."""
+    url = state_url or pipeline.state_url or os.environ.get(STATE_VARIABLE) or DEFAULT_STATE
+    directory = local_directory(url)  # tasks may have another working directory
+    return StateLocation(url if directory is None else str(directory), pipeline.storage_options, pipeline.name)
 
 
 class Engine:
@@ -109,8 +120,7 @@ class Engine:
         self.pipeline = pipeline
         self.graph = pipeline.graph()
         self.stages = cut(self.graph)
-        url = state_url or pipeline.state_url or os.environ.get(STATE_VARIABLE) or DEFAULT_STATE
-        self._location = StateLocation(url, pipeline.storage_options, pipeline.name)
+        self._location = locate(pipeline, state_url)
         self.store = self._location.open()
         self._session = session
         self._run_id = run_id
@@ -136,7 +146,7 @@ class Engine:
             raise DamagedObjectError(f"{self.store.url}/{path}, the manifest of epoch {epoch}, is lost: restore it")
         return unpack_manifest(data, f"{self.store.url}/{path}")
 
-    def run_epoch(self, runs: Sequence[Run] = (), policy: CheckpointPolicy | None = None) -> Taken | Wait:
+    def run_epoch(self, runs: Runs = (), policy: CheckpointPolicy | None = None) -> Taken | Wait:
         """Finish what others have left, take one epoch, and publish it; or say why not now.
 
         `policy` is the pipeline's unless another is given; `runs` are those that may still be at work.
@@ -158,11 +168,12 @@ class Engine:
         self.publish()
         return Taken(manifest, (time.perf_counter_ns() - started) // 1000)
 
-    def recover(self, runs: Sequence[Run] = (), policy: CheckpointPolicy | None = None) -> StartCheckpoint | Wait:
+    def recover(self, runs: Runs = (), policy: CheckpointPolicy | None = None) -> StartCheckpoint | Wait:
         """Clear away what is dead and finish what is half done, until an epoch may begin or has to wait."""
         while True:
             state = self.state()
-            decision = progress(state, runs, policy or self.pipeline.policy, self._clock())
+            seen = runs(state) if callable(runs) else runs
+            decision = progress(state, seen, policy or self.pipeline.policy, self._clock())
             match decision:
                 case StartCheckpoint() | Wait():
                     return decision
@@ -284,6 +295,7 @@ class Engine:
                         problems.append(str(error))
             if epoch in state.line and not (state.sinks and state.sinks.publish == epoch):
                 problems += self._missing_outputs(manifest, state)
+            self._on_step(f"verified epoch {epoch}")
         return problems
 
     @contextmanager

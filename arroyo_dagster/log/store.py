@@ -185,25 +185,33 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> ObjectStor
     `options` are obstore's for that kind of storage, credentials for example; without them the usual
     environment variables hold.
     """
+    if (directory := local_directory(url)) is not None:
+        return _open_directory(directory)
     parts = urlsplit(url)
-    if len(parts.scheme) < 2:  # a letter before a colon is a drive
-        return _open_directory(Path(url).absolute())
-    if not url.startswith(f"{parts.scheme}://") or parts.scheme not in {"file", "memory", *_REMOTE_SCHEMES}:
+    if not url.startswith(f"{parts.scheme}://") or parts.scheme not in {"memory", *_REMOTE_SCHEMES}:
         raise ConfigurationError(
             f"the storage {url!r} is neither a directory nor a URL that begins with "
             "file://, memory://, s3://, gs://, az:// or abfss://"
         )
     if parts.scheme == "memory":
         return ObjectStorage("memory://memory", MemoryStore())
-    if parts.scheme == "file":
-        if parts.netloc:
-            raise ConfigurationError(f"the storage {url!r} names a host: a local URL has three slashes, file:///")
-        return _open_directory(Path(unquote(parts.path)))
     try:
         return ObjectStorage(url, from_url(url, **(options or {})))
     except (BaseError, ValueError) as error:
         cause = str(error).split("\n", 1)[0]
         raise ConfigurationError(f"the storage {url!r} cannot be opened: {cause}") from error
+
+
+def local_directory(url: str) -> Path | None:
+    """Tell which directory a storage URL names; None when it names storage of another kind."""
+    parts = urlsplit(url)
+    if len(parts.scheme) < 2:  # a letter before a colon is a drive
+        return Path(url).absolute()
+    if not url.startswith("file://"):
+        return None
+    if parts.netloc:
+        raise ConfigurationError(f"the storage {url!r} names a host: a local URL has three slashes, file:///")
+    return Path(unquote(parts.path))
 
 
 def _open_directory(directory: Path) -> ObjectStorage:

@@ -92,12 +92,14 @@ class Partials:
         wanted: list[tuple[str | list[str], str]] = []
         for part in self._all_parts():
             if part.column is None:
-                wanted.append(([], "count_all"))
-                continue
-            name = f"{part.column} as {part.cast}"
-            if name not in columns:
-                columns[name] = rows[part.column].cast(part.cast)
-            wanted.append((name, part.function))
+                wish: tuple[str | list[str], str] = ([], "count_all")
+            else:
+                name = f"{part.column} as {part.cast}"
+                if name not in columns:
+                    columns[name] = rows[part.column].cast(part.cast)
+                wish = (name, part.function)
+            if wish not in wanted:
+                wanted.append(wish)
         table = pa.table(columns)
         self._check_sums(table, [name for name, function in wanted if function == "sum" and isinstance(name, str)])
         result = table.group_by([WINDOW_START, *self._spec.keys], use_threads=False).aggregate(wanted)

