@@ -1,4 +1,4 @@
-"""What tests share: storage of every kind."""
+"""What tests share: storage of every kind, and one Spark."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,8 +8,10 @@ from typing import Any
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
+from pyspark.sql import SparkSession
 
 from arroyo_dagster.log import ObjectStorage, open_store
+from arroyo_dagster.spark import local_session
 
 _prefixes = itertools.count()
 
@@ -45,3 +47,11 @@ def local_store(tmp_path: Path) -> ObjectStorage:
 @pytest.fixture
 def memory_store() -> ObjectStorage:
     return open_store("memory://")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """An embedded Spark with two cores, started once."""
+    session = local_session(2)
+    yield session
+    session.stop()

@@ -126,7 +126,10 @@ def epochs(module: str, state_url: str | None, pipeline: str) -> Answer:
         assert engine is not None
         manifest = engine.manifest(epoch, state)
         rows.append(EpochRow(manifest.barrier.timestamp, Standing.of(state, epoch), summarize(manifest)))
-    return Answer({"pipeline": pipeline, "epochs": rows}, (texts.epochs(rows) if rows else _no_epochs(pipeline),))
+    return Answer(
+        {"pipeline": pipeline, "epochs": [row.document() for row in rows]},
+        (texts.epochs(rows) if rows else _no_epochs(pipeline),),
+    )
 
 
 @main.command()

@@ -6,7 +6,7 @@ import functools
 import json
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -18,6 +18,7 @@ from arroyo_dagster.errors import ArroyoDagsterError
 from arroyo_dagster.log.codec import encode
 
 _WIDTH_OF_FILES = 140
+_WIDEST = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,7 @@ def answering(command: Command) -> Callable[..., None]:
             document = {**answer.document, **({"error": sentence} if sentence else {})}
             click.echo(json.dumps(encode(document), indent=2))
         else:
-            console = _console()
-            for part in answer.text:
-                console.print(part, markup=False)
+            _print(answer.text)
         if sentence:
             click.echo(f"Error: {sentence}", err=True)
             sys.exit(1)
@@ -77,7 +76,13 @@ def _sentence(error: Exception | str) -> str:
     return f"{type(error).__name__}: {first} (--traceback shows where it comes from)"
 
 
-def _console() -> Console:
-    """A terminal as wide as it is; a file or a pipe as wide as a table with long names needs."""
+def _print(parts: Sequence[RenderableType]) -> None:
+    """Print as wide as the terminal is. No number is cut off, though: a table may need more."""
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_WIDTH_OF_FILES)
+    width = console.width if console.is_terminal else _WIDTH_OF_FILES
+    for part in parts:
+        if isinstance(part, str):
+            click.echo(part)
+        else:
+            needed = console.measure(part, options=console.options.update(max_width=_WIDEST)).minimum
+            Console(highlight=False, width=max(width, needed)).print(part, crop=False)

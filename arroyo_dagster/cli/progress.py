@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """A bar that goes away when the work is done."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+    columns = (SpinnerColumn(), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         yield bar
@@ -64,12 +64,12 @@ class EpochsProgress:
     def epoch_taken(self) -> None:
         """The next step is the first one of the next epoch."""
         self._done += 1
-        self.say("planning")
+        if self._done < self._epochs:
+            self.say("planning")
 
     def say(self, what: str) -> None:
         """Say what is being done now."""
-        number = min(self._done + 1, self._epochs)
-        self._bar.update(self._task, description=f"epoch {number} of {self._epochs}: {what}")
+        self._bar.update(self._task, description=f"epoch {self._done + 1} of {self._epochs}: {what}")
 
 
 class LazySession:
@@ -85,7 +85,7 @@ class LazySession:
     def __call__(self) -> SparkSession:
         """Start Spark, or connect to it; the second time, return what there is."""
         if self._session is None:
-            where = self._remote or self._master
+            where = (self._remote or self._master or "").split(";")[0]  # a token may follow
             self._progress.say(f"connecting to {where}" if where else "starting Spark")
             with _stdout_to_stderr():
                 self._session = open_session(master=self._master, remote=self._remote)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import groupby
 
 from pendulum import DateTime
@@ -16,10 +16,12 @@ from rich.text import Text
 
 from arroyo_dagster.log import Mode, PipelineState
 from arroyo_dagster.log.codec import encode
-from arroyo_dagster.model import FileEntry, JsonValue, Manifest, from_micros
+from arroyo_dagster.model import JsonValue, Manifest, from_micros
 from arroyo_dagster.summary import EpochSummary, summarize
 
 _LONGEST_OFFSET = 60
+_LONGEST_SIZE = len("999.9 kB")
+_LENGTH_OF_MOMENT = len("2026-11-18 12:00:00")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,10 @@ class EpochRow:
     standing: Standing
     summary: EpochSummary
 
+    def document(self) -> dict[str, object]:
+        """All of it on one level."""
+        return {"barrier": self.barrier, **asdict(self.standing), **asdict(self.summary)}
+
 
 def pipelines(rows: Sequence[PipelineRow]) -> RenderableType:
     """The pipelines of a module."""
@@ -79,7 +85,8 @@ def taken(summaries: Sequence[EpochSummary]) -> RenderableType:
     """The epochs that were just taken."""
     names = ("epoch", "rows in", "rows out", "late rows", "state rows", "state bytes")
     steps = ("read ms", "align ms", "handle ms", "persist ms", "publish ms")
-    table = _table(*names, *steps, right={*names, *steps})
+    table = _table(*names, *steps, right={*names, *steps}, gap=1)  # it fits 80 columns
+    table.caption = "times are those of each stage's slowest subtask; handle is handle_checkpoint"
     for of in summaries:
         times = (of.read_ms, of.align_ms, of.checkpoint_ms, of.persist_ms, of.publish_ms)
         table.add_row(
@@ -93,8 +100,8 @@ def taken(summaries: Sequence[EpochSummary]) -> RenderableType:
 
 def epochs(rows: Sequence[EpochRow]) -> RenderableType:
     """The epochs that are kept."""
-    numbers = ("epoch", "parent", "attempt", "rows in", "rows out", "late rows", "state rows", "state bytes")
-    table = _table("epoch", "barrier (UTC)", *numbers[1:], "standing", right=set(numbers))
+    numbers = ("epoch", "parent", "attempt", "rows in", "rows out", "state bytes")
+    table = _table("epoch", "barrier (UTC)", *numbers[1:], "standing", right=set(numbers), gap=1)
     for row in rows:
         of = row.summary
         table.add_row(
@@ -102,7 +109,8 @@ def epochs(rows: Sequence[EpochRow]) -> RenderableType:
             _moment(row.barrier),
             _parent(of.parent),
             str(of.attempt),
-            *(f"{rows:,}" for rows in (of.rows_in, of.rows_out, of.late_rows, of.state_rows)),
+            f"{of.rows_in:,}",
+            f"{of.rows_out:,}",
             decimal(of.state_bytes),
             str(row.standing),
         )
@@ -122,13 +130,12 @@ def epoch(pipeline: str, manifest: Manifest, standing: Standing) -> Iterator[Ren
     yield (
         f"{of.rows_in:,} rows in, {of.rows_out:,} out, {of.late_rows:,} late; state of {of.state_rows:,} rows in "
         f"{of.files:,} files, {decimal(of.state_bytes)}; new in this epoch: {of.delta_rows:,} rows in "
-        f"{of.delta_files:,} files, {decimal(of.delta_bytes)}\n"
+        f"{of.delta_files:,} files, {decimal(of.delta_bytes)}"
     )
     yield _sources(manifest)
     yield _operators(manifest)
-    tables = [(f"{table.operator}.{table.table}", table.files) for table in manifest.tables]
-    yield _files("State tables", "table", tables)
-    yield _files("Output", "sink", [(output.sink, output.files) for output in manifest.staged])
+    yield _state(manifest)
+    yield _output(manifest)
     yield _spans(manifest)
 
 
@@ -162,20 +169,26 @@ def _operators(manifest: Manifest) -> RenderableType:
     return table
 
 
-def _files(title: str, owner: str, files_of: Sequence[tuple[str, Sequence[FileEntry]]]) -> RenderableType:
-    table = _table(owner, "rows", "bytes", "key groups", "times (UTC)", "file", title=title, right={"rows", "bytes"})
-    for name, files in files_of:
-        for file in files:
+def _state(manifest: Manifest) -> RenderableType:
+    table = _table("table", "rows", "bytes", "keys", "times (UTC)", "file", title="State", right={"rows", "bytes"})
+    for of in manifest.tables:
+        for file in of.files:
             table.add_row(
-                name,
+                f"{of.operator}.{of.table}",
                 f"{file.rows:,}",
                 decimal(file.bytes),
                 "{}-{}".format(*file.key_groups) if file.key_groups else "-",
-                f"{_watermark(file.times[0])} to {_watermark(file.times[1])}" if file.times else "-",
+                f"{_watermark(file.times[0])}\n{_watermark(file.times[1])}" if file.times else "-",
                 file.path,
             )
-        if not files:
-            table.add_row(name, "0", "-", "-", "-", "no files")
+    return table
+
+
+def _output(manifest: Manifest) -> RenderableType:
+    table = _table("sink", "rows", "bytes", "file", title="Output", right={"rows", "bytes"})
+    for output in manifest.staged:
+        for file in output.files:
+            table.add_row(output.sink, f"{file.rows:,}", decimal(file.bytes), file.path)
     return table
 
 
@@ -194,10 +207,18 @@ def _spans(manifest: Manifest) -> RenderableType:
     return table
 
 
-def _table(*columns: str, right: set[str], title: str | None = None) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+def _table(*columns: str, right: set[str], title: str | None = None, gap: int = 2) -> Table:
+    """A table in which numbers, the columns on the right, and times are never broken."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, gap - 1, 0, 0), caption_justify="left")
+    table.title, table.title_justify, table.title_style = title and f"\n{title}", "left", "bold"
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        if column in right:
+            width = _LONGEST_SIZE if "bytes" in column else None
+            table.add_column(column.replace(" ", "\n"), justify="right", no_wrap=True, min_width=width)
+        elif "(UTC)" in column:
+            table.add_column(column, no_wrap=True, min_width=_LENGTH_OF_MOMENT)
+        else:
+            table.add_column(column, overflow="fold")
     return table
 
 

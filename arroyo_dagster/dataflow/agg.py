@@ -1,6 +1,7 @@
 """Aggregates over a window: `agg.count()`, `agg.sum("price")`, ...
 
-Nulls do not count, as in SQL. Integer sums that leave 64 bits are an error, not a wrong number.
+Nulls do not count, as in SQL, and NaN is greater than any number. Sums of integers that leave 64 bits, or of decimals
+that leave 38 digits, are an error, not a wrong number.
 """
 
 from __future__ import annotations
@@ -37,15 +38,18 @@ class Aggregate:
 
     def result_type(self, column: pa.DataType | None, name: str) -> pa.DataType | None:
         """The type of the result, from that of the column (None: not known yet). `name` is for errors."""
+        kind = None if column is None else plain(column)
         match self.kind:
-            case AggregateKind.COUNT | AggregateKind.COUNT_DISTINCT:
-                fits, result = column is None or not types.is_nested(column), pa.int64()
+            case AggregateKind.COUNT:
+                fits, result = True, pa.int64()
+            case AggregateKind.COUNT_DISTINCT:
+                fits, result = kind is None or not (types.is_nested(kind) or types.is_null(kind)), pa.int64()
             case AggregateKind.MIN | AggregateKind.MAX:
-                fits, result = column is None or not types.is_nested(column), column
+                fits, result = kind is None or _has_order(kind), kind
             case AggregateKind.SUM:
-                fits, result = column is None or _is_number(column), _sum_type(column)
+                fits, result = kind is None or _is_number(kind), _sum_type(kind)
             case AggregateKind.MEAN | AggregateKind.STDDEV:
-                fits, result = column is None or _is_number(column), pa.float64()
+                fits, result = kind is None or _is_number(kind), pa.float64()
         if not fits:
             raise ConfigurationError(f"{name}: there is no {self.kind} of {self.column!r}, which is {column}")
         return result
@@ -84,6 +88,26 @@ def stddev(column: str) -> Aggregate:
 def count_distinct(column: str) -> Aggregate:
     """How many different values there are: exact, so all of them are kept until the window closes."""
     return Aggregate(AggregateKind.COUNT_DISTINCT, column)
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """The type in which values of a type are grouped and compared: Arrow cannot do that with all of them."""
+    if types.is_dictionary(kind):
+        return plain(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        return plain(kind.storage_type)
+    if types.is_decimal32(kind) or types.is_decimal64(kind):
+        return pa.decimal128(kind.precision, kind.scale)
+    if types.is_float16(kind):
+        return pa.float32()
+    if types.is_string_view(kind):
+        return pa.string()
+    return pa.binary() if types.is_binary_view(kind) else kind
+
+
+def _has_order(kind: pa.DataType) -> bool:
+    none = types.is_nested(kind) or types.is_null(kind) or types.is_duration(kind) or types.is_interval(kind)
+    return not none
 
 
 def _is_number(kind: pa.DataType) -> bool:

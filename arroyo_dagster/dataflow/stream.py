@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyarrow import types
 
-from arroyo_dagster.dataflow.agg import Aggregate
+from arroyo_dagster.dataflow.agg import Aggregate, plain
 from arroyo_dagster.dataflow.duration import DurationLike, microseconds
 from arroyo_dagster.dataflow.graph import (
     EventTime,
@@ -234,7 +234,8 @@ class WindowedStream:
             raise ConfigurationError(f"operator {name!r} needs at least one aggregate, bids=agg.count() for example")
         time_type = stream.fields.get(event_time.column) if stream.fields is not None else None
         fields: dict[str, pa.DataType | None] = {
-            key: stream.fields[key] if stream.fields is not None else None for key in self.keyed.keys
+            key: kind if kind is None else plain(kind)
+            for key, kind in ((key, (stream.fields or {}).get(key)) for key in self.keyed.keys)
         }
         window = None if time_type is None else pa.timestamp("us", getattr(time_type, "tz", None))
         for column, kind in ((WINDOW_START, window), (WINDOW_END, window)):

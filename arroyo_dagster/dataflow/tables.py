@@ -31,7 +31,7 @@ class TimeTable:
     combine: Callable[[pa.Table], pa.Table] | None = None
 
     def __post_init__(self) -> None:
-        _check(self.name, self.schema, (self.time,))
+        _check(self.name, self.schema, (self.time,), "time")
         if not types.is_timestamp(self.schema.field(self.time).type):
             kind = self.schema.field(self.time).type
             raise ConfigurationError(f"table {self.name!r}: the time column {self.time!r} is {kind}, not a timestamp")
@@ -50,7 +50,7 @@ class KeyedTable:
     key: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _check(self.name, self.schema, self.key)
+        _check_key(self.name, self.schema, self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +66,50 @@ class GlobalTable:
     key: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        _check(self.name, self.schema, self.key)
+        _check_key(self.name, self.schema, self.key)
 
 
 TableSpec: TypeAlias = TimeTable | KeyedTable | GlobalTable
 
 
-def _check(name: str, schema: pa.Schema, columns: tuple[str, ...]) -> None:
-    if not _NAME.fullmatch(name):
+def _check_key(name: str, schema: pa.Schema, key: tuple[str, ...]) -> None:
+    _check(name, schema, key, "key")
+    for column in {"_deleted", "found"} & set(schema.names):
+        raise ConfigurationError(f"table {name!r} has a column {column!r}, a name that it needs for itself: rename it")
+    for column in key:
+        kind = schema.field(column).type
+        if _is_compound(kind) or types.is_null(kind) or types.is_float16(kind) or types.is_dictionary(kind):
+            raise ConfigurationError(f"table {name!r}: the column {column!r} is {kind}, which cannot be a key")
+
+
+def _check(name: str, schema: pa.Schema, columns: tuple[str, ...], role: str) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigurationError(
             f"the table name {name!r} is not usable: take ASCII letters, digits and underscores, first a letter"
         )
-    if isinstance(columns, str) or not columns:
-        raise ConfigurationError(f"table {name!r}: its key must be a tuple of at least one column")
+    if not isinstance(schema, pa.Schema):
+        raise ConfigurationError(f"table {name!r}: its schema must be a pyarrow.Schema, not {schema!r}")
+    if not isinstance(columns, tuple) or not columns:
+        raise ConfigurationError(f"table {name!r}: its {role} must be a tuple of at least one column, not {columns!r}")
     for column in columns:
         if column not in schema.names:
             raise ConfigurationError(f"table {name!r} has no column {column!r}; it has {', '.join(schema.names)}")
     if len(set(schema.names)) < len(schema.names):
-        raise ConfigurationError(f"table {name!r} has two columns of one name")
+        raise ConfigurationError(f"table {name!r} has two columns of one name: {', '.join(schema.names)}")
+    for field in schema:
+        if _has_no_file(field.type):
+            raise ConfigurationError(
+                f"table {name!r}: the column {field.name!r} is {field.type}, which state tables cannot hold"
+            )
+
+
+def _is_compound(kind: pa.DataType) -> bool:
+    return bool(types.is_nested(kind)) or isinstance(kind, pa.BaseExtensionType)
+
+
+def _has_no_file(kind: pa.DataType) -> bool:
+    view = types.is_string_view(kind) or types.is_binary_view(kind)
+    return bool(view or types.is_interval(kind) or types.is_run_end_encoded(kind) or types.is_union(kind))
 
 
 class TimeRows(Protocol):

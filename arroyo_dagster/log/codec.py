@@ -29,8 +29,10 @@ def encode(value: object) -> JsonValue:
     match value:
         case Enum():
             return encode(value.value)
-        case None | bool() | int() | float() | str():
+        case None | bool() | int() | float():
             return value
+        case str():
+            return str(value)
         case DateTime():
             return value.in_timezone("UTC").isoformat()
         case tuple() | list():

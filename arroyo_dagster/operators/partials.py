@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 
 import numpy as np
@@ -12,16 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from arroyo_dagster.dataflow.agg import Aggregate, AggregateKind
+from arroyo_dagster.dataflow.agg import Aggregate, AggregateKind, plain
 from arroyo_dagster.dataflow.graph import WindowAggregate
 from arroyo_dagster.dataflow.stream import WINDOW_END, WINDOW_START
 from arroyo_dagster.errors import AttemptError, ConfigurationError
+from arroyo_dagster.state.hashing import canonical
+from arroyo_dagster.state.times import to_micros
 
 NO_TIME = -(1 << 62)
 """The time of a row that has none: earlier than any."""
 
 _ROW = "row of"
-_LARGEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +53,15 @@ class Partials:
             raise ConfigurationError(f"the event time {spec.event_time.column!r} is {time}; make it a timestamp")
         self._spec = spec
         self._time = pa.timestamp("us", time.tz)
-        self._keys = [pa.field(key, _plain(kind)) for key, kind in zip(spec.keys, keys, strict=True)]
+        self._keys = [pa.field(key, plain(kind)) for key, kind in zip(spec.keys, keys, strict=True)]
         self._parts = {
-            name: tuple(_parts(name, aggregate, kind and _plain(kind)))
+            name: tuple(_parts(name, aggregate, kind and plain(kind)))
             for (name, aggregate), kind in zip(spec.aggregates, inputs, strict=True)
         }
+        names = self.schema.names
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigurationError(f"two columns of the partial aggregates are named {name!r}: rename one")
 
     @classmethod
     def over(cls, spec: WindowAggregate, rows: pa.Schema) -> Partials:
@@ -78,8 +84,7 @@ class Partials:
 
     def times(self, rows: pa.Table) -> npt.NDArray[np.int64]:
         """Event times in microseconds; `NO_TIME` for rows without one."""
-        column = rows[self._spec.event_time.column]
-        micros = column.cast(self._time, safe=False).cast(pa.int64())
+        micros = to_micros(rows[self._spec.event_time.column])
         times: npt.NDArray[np.int64] = pc.fill_null(micros, NO_TIME - self._spec.event_time.shift).to_numpy()
         return times + self._spec.event_time.shift if self._spec.event_time.shift else times
 
@@ -88,7 +93,7 @@ class Partials:
         start = pa.array(times // self._spec.size * self._spec.size).view(self._time)
         columns: dict[str, pa.Array | pa.ChunkedArray] = {WINDOW_START: start}
         for key in self._keys:
-            columns[key.name] = rows[key.name].cast(key.type)
+            columns[key.name] = canonical(rows[key.name].cast(key.type))
         wanted: list[tuple[str | list[str], str]] = []
         for part in self._all_parts():
             if part.column is None:
@@ -96,14 +101,13 @@ class Partials:
             else:
                 name = f"{part.column} as {part.cast}"
                 if name not in columns:
-                    columns[name] = rows[part.column].cast(part.cast)
+                    columns[name] = _cast(rows[part.column], part)
                 wish = (name, part.function)
             if wish not in wanted:
                 wanted.append(wish)
         table = pa.table(columns)
         self._check_sums(table, [name for name, function in wanted if function == "sum" and isinstance(name, str)])
-        result = table.group_by([WINDOW_START, *self._spec.keys], use_threads=False).aggregate(wanted)
-        return self._with_squares(result)
+        return self._with_squares(_grouped(table, [WINDOW_START, *self._spec.keys], wanted))
 
     def merge(self, partials: pa.Table) -> pa.Table:
         """Aggregate partials by window and key."""
@@ -112,10 +116,10 @@ class Partials:
         wanted: list[tuple[str, str]] = [(part.name, part.merge) for part in simple if part.merge is not None]
         self._check_sums(partials, [name for name, function in wanted if function == "sum"])
         if len(simple) == sum(map(len, self._parts.values())):
-            merged = partials.group_by(keys, use_threads=False).aggregate(wanted)
+            merged = _grouped(partials, keys, wanted)
             return self._fitted(merged.columns, merged.column_names, keys, simple)
         numbered = partials.append_column(_ROW, pa.array(np.arange(partials.num_rows)))
-        merged = numbered.group_by(keys, use_threads=False).aggregate([*wanted, (_ROW, "list")])
+        merged = _grouped(numbered, keys, [*wanted, (_ROW, "list")])
         rows = merged[f"{_ROW}_list"].combine_chunks()
         groups = np.empty(partials.num_rows, np.int64)
         groups[rows.flatten().to_numpy()] = pc.list_parent_indices(rows).to_numpy()
@@ -165,21 +169,30 @@ class Partials:
         return pa.table(fitted, schema=self.schema)
 
     def _check_sums(self, table: pa.Table, names: Sequence[str]) -> None:
-        """Arrow's sums of integers wrap around: refuse where that cannot be ruled out."""
+        """Arrow's sums of integers and decimals wrap around: refuse where that cannot be ruled out."""
         for name in dict.fromkeys(names):
             column = table[name]
-            if not types.is_int64(column.type) or not table.num_rows:
+            if types.is_floating(column.type) or not table.num_rows:
                 continue
-            bounds = pc.min_max(column)
-            largest = max(abs(bounds["min"].as_py() or 0), abs(bounds["max"].as_py() or 0))
-            if largest * table.num_rows > _LARGEST:
-                keys = [WINDOW_START, *self._spec.keys]
-                exact = table.select([*keys, name]).set_column(len(keys), name, column.cast(pa.decimal128(38, 0)))
-                sums = exact.group_by(keys, use_threads=False).aggregate([(name, "sum")])[f"{name}_sum"]
-                if pc.max(pc.abs(sums)).as_py() > _LARGEST:
-                    raise AttemptError(
-                        f"the sum {name!r} does not fit into 64 bits: make its column a decimal or a float"
-                    )
+            least, most, wide = _sum_limits(column.type)
+            bounds = [bound or 0 for bound in pc.min_max(column).as_py().values()]
+            if all(least <= bound * table.num_rows <= most for bound in bounds):
+                continue
+            keys = [WINDOW_START, *self._spec.keys]
+            exact = table.select(keys).append_column(name, column.cast(wide))
+            sums = exact.group_by(keys, use_threads=False).aggregate([(name, "sum")])[f"{name}_sum"]
+            if any(not least <= bound <= most for bound in pc.min_max(sums).as_py().values()):
+                raise AttemptError(
+                    f"the sum {name!r} does not fit into {column.type}: cast its column to a float, or to a decimal"
+                )
+
+
+def _sum_limits(kind: pa.DataType) -> tuple[int | Decimal, int | Decimal, pa.DataType]:
+    """The least and the greatest sum that fits, and a type that takes any sum."""
+    if types.is_integer(kind):
+        return -(1 << 63), (1 << 63) - 1, pa.decimal128(38, 0)
+    most = Decimal((0, (9,) * 38, -kind.scale))
+    return -most, most, pa.decimal256(76, kind.scale)
 
 
 def _parts(name: str, aggregate: Aggregate, kind: pa.DataType | None) -> Iterator[_Part]:
@@ -206,6 +219,35 @@ def _parts(name: str, aggregate: Aggregate, kind: pa.DataType | None) -> Iterato
             yield _Part(f"{name}__values", pa.list_(kind), column, kind, "distinct", None)
 
 
+def _cast(column: pa.ChunkedArray, part: _Part) -> pa.ChunkedArray:
+    try:
+        # Large integers lose digits when they become floats.
+        cast = column.cast(part.cast, safe=not types.is_floating(part.cast))
+    except pa.ArrowInvalid as error:
+        raise AttemptError(
+            f"{part.name!r}: a value of {part.column!r} does not fit into {part.cast} ({error})"
+        ) from error
+    return canonical(cast) if part.function == "distinct" else cast
+
+
+def _grouped(table: pa.Table, keys: Sequence[str], wanted: Sequence[tuple[str | list[str], str]]) -> pa.Table:
+    """Group and aggregate. Arrow's maximum leaves NaN out, which is the greatest of all."""
+    greatest = [name for name, function in wanted if function == "max" and isinstance(name, str)]
+    floats = [
+        name for name in greatest if types.is_floating(table[name].type) and pc.any(pc.is_nan(table[name])).as_py()
+    ]
+    for name in floats:
+        table = table.append_column(f"{name} is nan", pc.is_nan(table[name]))
+    marks = [(f"{name} is nan", "any") for name in floats]
+    result = table.group_by(list(keys), use_threads=False).aggregate([*wanted, *marks])
+    for name in floats:
+        column, place = result[f"{name}_max"], result.column_names.index(f"{name}_max")
+        marked = pc.fill_null(result[f"{name} is nan_any"], False)
+        column = pc.if_else(marked, pa.scalar(np.nan, column.type), column)
+        result = result.set_column(place, f"{name}_max", column)
+    return result
+
+
 def _input_type(name: str, aggregate: Aggregate, stored: pa.Schema) -> pa.DataType | None:
     """A type of the aggregated column that leads to what is stored."""
     match aggregate.kind:
@@ -224,7 +266,8 @@ def _input_type(name: str, aggregate: Aggregate, stored: pa.Schema) -> pa.DataTy
 def _result(name: str, aggregate: Aggregate, partials: pa.Table) -> pa.ChunkedArray:
     match aggregate.kind:
         case AggregateKind.MEAN:
-            total, count = partials[f"{name}__sum"].cast(pa.float64()), partials[f"{name}__count"].cast(pa.float64())
+            total = partials[f"{name}__sum"].cast(pa.float64(), safe=False)
+            count = partials[f"{name}__count"].cast(pa.float64())
             return pc.divide(total, pc.if_else(pc.equal(count, 0.0), pa.scalar(None, pa.float64()), count))
         case AggregateKind.STDDEV:
             count = partials[f"{name}__count"].cast(pa.float64())
@@ -268,7 +311,3 @@ def _type_of(rows: pa.Schema, column: str) -> pa.DataType:
     if column not in rows.names:
         raise ConfigurationError(f"the stream has no column {column!r}; it has {', '.join(rows.names)}")
     return rows.field(column).type
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if types.is_dictionary(kind) else kind

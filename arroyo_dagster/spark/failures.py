@@ -9,8 +9,25 @@ from contextlib import contextmanager
 from arroyo_dagster import errors
 from arroyo_dagster.errors import ArroyoDagsterError, AttemptError
 
-_OURS = re.compile(r"^(?:.*\.)?errors\.(\w+Error): (.*)$", re.MULTILINE)
-_LAST_LINE = re.compile(r"^(\w[\w.]*(?:Error|Exception|Exit)\b.*)$", re.MULTILINE)
+_RAISED_IN_PYTHON = re.compile(
+    r"""
+    .*\bTraceback\ \(most\ recent\ call\ last\):\n
+    (?:[\ \t][^\n]*\n)*          # where
+    (?P<kind>\w[\w.]*)           # what
+    (?::\ (?P<message>.*?))?     # why: several lines perhaps, until
+    \s*
+    (?:\n\s*at\ [\w.$/]+\(.*     # the trace in Java,
+      |\n\s*SQLSTATE:.*          # or what Spark Connect adds,
+    )?\Z                         # or the end
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_RAISED_IN_JAVA = (
+    re.compile(r"most recent failure: .*? executor [\w-]+\): (?:[\w.$]+: )?(.+)"),  # of a task
+    re.compile(r'^\s*details = "(.+)"$', re.MULTILINE),  # of a call over the network
+    re.compile(r"^: (?:[\w.$]+: )?(.+)", re.MULTILINE),  # of a call in Java
+    re.compile(r"(\S.*)"),
+)
 
 
 @contextmanager
@@ -32,13 +49,27 @@ def from_tasks(what: str) -> Iterator[None]:
     except ArroyoDagsterError:
         raise
     except Exception as error:
-        if not type(error).__module__.startswith(("pyspark.", "py4j.", "grpc")):
+        if not is_sparks(error):
             raise
-        text = str(error)
-        if ours := _OURS.findall(text):
-            name, message = ours[-1]
-            kind = getattr(errors, name, AttemptError)
-            raise kind(message) from error
-        lines = _LAST_LINE.findall(text)
-        cause = lines[-1] if lines else text.strip().split("\n", 1)[0]
-        raise AttemptError(f"{what} failed on Spark: {cause}") from error
+        raise error_of(str(error), f"{what} failed on Spark") from error
+
+
+def is_sparks(error: Exception) -> bool:
+    """Tell whether an error comes from Spark, or from the way there."""
+    return type(error).__module__.startswith(("pyspark.", "py4j.", "grpc"))
+
+
+def error_of(text: str, what: str) -> ArroyoDagsterError:
+    """Find the error that a task has raised in what Spark says; an error of others says `what` failed and why."""
+    if raised := _RAISED_IN_PYTHON.match(text):
+        module, _, name = raised["kind"].rpartition(".")
+        message = " ".join((raised["message"] or "").split())
+        if module == errors.__name__:
+            return getattr(errors, name, AttemptError)(message)
+        return AttemptError(f"{what}: {name}: {message}" if message else f"{what}: {name}")
+    return AttemptError(f"{what}: {java_cause(text)}")
+
+
+def java_cause(text: str) -> str:
+    """Find the sentence that tells what went wrong in pages of Java."""
+    return next((found[1].strip() for pattern in _RAISED_IN_JAVA if (found := pattern.search(text))), "")

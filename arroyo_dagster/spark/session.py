@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import time
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from arroyo_dagster.errors import ConfigurationError
+from arroyo_dagster.spark.failures import is_sparks, java_cause
 from arroyo_dagster.spark.java import ensure_java
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ _SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "200000",
 }
+
+_MASTERS = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
 
 _connected: dict[str, SparkSession] = {}
 
@@ -63,6 +67,7 @@ def is_embedded(master: str) -> bool:
 
 def _start(master: str, config: Mapping[str, str]) -> SparkSession:
     _check_alone(master)
+    _check_master(master)
     settings = {**_SETTINGS, "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if is_embedded(master):
         # Python workers see the modules that this process sees, wherever it was started.
@@ -70,8 +75,6 @@ def _start(master: str, config: Mapping[str, str]) -> SparkSession:
         settings["spark.executorEnv.PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    else:
-        _check_master(master)
     ensure_java(os.environ)
     python = config.get(_PYTHON) or os.environ.get("PYSPARK_PYTHON") or sys.executable
     os.environ["PYSPARK_PYTHON"] = python
@@ -123,6 +126,8 @@ def _check_alone(wanted: str) -> None:
 
 def _check_master(master: str) -> None:
     """Ask a standalone cluster for a sign of life; Spark itself would try for a minute, and then say a lot."""
+    if not _MASTERS.fullmatch(master):
+        raise ConfigurationError(f"{master!r} is no Spark master: take local[2], spark://host:7077, yarn or k8s://...")
     if not master.startswith("spark://"):
         return
     causes = []
@@ -169,17 +174,9 @@ def _check_server(remote: str, where: str) -> None:
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
     """Say in a sentence what pyspark says in pages."""
-    from py4j.protocol import Py4JError, Py4JJavaError  # noqa: PLC0415 - it is loaded when it is needed
-    from pyspark.errors import PySparkException  # noqa: PLC0415
-
     try:
         yield
-    except (PySparkException, Py4JError) as error:
-        if isinstance(error, Py4JJavaError):
-            text = str(error.java_exception.getMessage())
-        elif isinstance(error, PySparkException):
-            text = error.getMessage() or str(error)
-        else:
-            text = str(error)
-        cause = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-        raise ConfigurationError(f"{what}: {cause}") from error
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+        raise ConfigurationError(f"{what}: {java_cause(str(error))}") from error

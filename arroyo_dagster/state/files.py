@@ -114,9 +114,14 @@ def _store(
     times: tuple[int, int] | None,
 ) -> FileEntry:
     entry = FileEntry(path, rows, data.size, key_groups, times, checksum(data), digest_text(digest))
-    if store.create(path, data.to_pybytes()) is Creation.TAKEN:
-        # A client may repeat a request whose answer was lost, and find its own object.
-        [found] = store.read([path])
-        if found is None or checksum(found) != entry.checksum:
-            raise StorageError(f"{store.url}/{path} exists already, and is not what was to be written there")
+    try:
+        if store.create(path, data.to_pybytes()) is Creation.CREATED:
+            return entry
+        failure = StorageError(f"{store.url}/{path} exists already, and is not what was to be written there")
+    except StorageError as error:
+        failure = error
+    # The answer to a request may be lost, and a client that repeats it finds its own object.
+    [found] = store.read([path])
+    if found is None or checksum(found) != entry.checksum:
+        raise failure
     return entry

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import types
 
 from arroyo_dagster.dataflow.tables import GlobalTable, KeyedTable
 from arroyo_dagster.model import FileEntry
-from arroyo_dagster.state.hashing import key_hashes
+from arroyo_dagster.state.hashing import canonical, key_hashes
 from arroyo_dagster.state.tables import MAX_FILES, Scope, Table, last_of_each
 
 DELETED = "_deleted"
@@ -33,7 +34,7 @@ class KeyedRowsTable(Table):
     def get(self, keys: pa.RecordBatch | pa.Table) -> pa.Table:
         """Look keys up: one row for each, in their order, with nulls beside a key that is not there."""
         key_schema = pa.schema([self._spec.schema.field(name) for name in self._spec.key])
-        wanted = self._conform(keys, key_schema)
+        wanted = self._canonical(self._conform(keys, key_schema))
         rows = pa.concat_tables([self._base.rows, self._changes.rows])
         old, new = self._base.find(wanted), self._changes.find(wanted)
         places = np.where(new >= 0, new + self._base.rows.num_rows, old)
@@ -45,8 +46,7 @@ class KeyedRowsTable(Table):
 
     def upsert(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Insert rows, or replace those with the same key. Of several with one key, the last one counts."""
-        table = self._conform(rows, self._spec.schema.remove_metadata())
-        self._change(table, deleted=False)
+        self._change(self._conform(rows, self._spec.schema.remove_metadata()), deleted=False)
 
     def delete(self, keys: pa.RecordBatch | pa.Table) -> None:
         """Delete by key. It is no error if there is nothing."""
@@ -86,7 +86,7 @@ class KeyedRowsTable(Table):
         """How many of the newest files to merge: enough to stay within bounds, and older ones of about their size."""
         count, size = 0, 0
         for entry in reversed(self._files):
-            if count >= MAX_FILES // 2 and entry.bytes > 2 * size:
+            if len(self._files) - count <= MAX_FILES // 2 and entry.bytes > 2 * size:
                 break
             count, size = count + 1, size + entry.bytes
         return count
@@ -95,8 +95,15 @@ class KeyedRowsTable(Table):
         if not rows.num_rows:
             return
         marks = pa.array(np.full(rows.num_rows, deleted))
-        self._pending.append(rows.append_column(pa.field(DELETED, pa.bool_()), marks).cast(self._stored_schema))
+        marked = self._canonical(rows).append_column(pa.field(DELETED, pa.bool_()), marks)
+        self._pending.append(marked.cast(self._stored_schema))
         self.__dict__.pop("_changes", None)
+
+    def _canonical(self, rows: pa.Table) -> pa.Table:
+        for name in self._spec.key:
+            if types.is_floating(rows.schema.field(name).type):
+                rows = rows.set_column(rows.column_names.index(name), name, canonical(rows[name]))
+        return rows
 
     @cached_property
     def _stored_schema(self) -> pa.Schema:
@@ -158,5 +165,7 @@ class Keyed:
             a, b = left[name], right[name]
             equal = pc.fill_null(pc.equal(a, b), False)
             alike = pc.or_(equal, pc.and_(pc.is_null(a), pc.is_null(b)))
+            if types.is_floating(a.type):
+                alike = pc.or_(alike, pc.fill_null(pc.and_(pc.is_nan(a), pc.is_nan(b)), False))
             same &= alike.to_numpy()
         return same

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.tables import TableSpec
-from arroyo_dagster.errors import ConfigurationError
+from arroyo_dagster.errors import AttemptError, ConfigurationError
 from arroyo_dagster.log import Store
 from arroyo_dagster.model import FileEntry, ObjectPath
 from arroyo_dagster.state.files import read_table, write_table
@@ -66,6 +66,7 @@ class Table(ABC):
         self._scope = scope
         self._files = list(files)
         self._pending: list[pa.Table] = []
+        self._written = 0
 
     @property
     def dirty(self) -> bool:
@@ -115,9 +116,26 @@ class Table(ABC):
 
     def _write(self, rows: pa.Table, times: tuple[int, int] | None) -> FileEntry:
         groups = self._scope.groups
+        self._check_owned(rows)
         metadata = {} if groups is None else {_GROUPS: _range(groups)}
-        path = ObjectPath(f"{self._scope.directory}/{self._spec.name}/{self._scope.token}.parquet")
+        name = f"{self._scope.token}-{self._written}.parquet"
+        self._written += 1
+        path = ObjectPath(f"{self._scope.directory}/{self._spec.name}/{name}")
         return write_table(self._scope.store, path, rows.replace_schema_metadata(metadata), groups, times)
+
+    def _check_owned(self, rows: pa.Table) -> None:
+        """See that all rows are of this subtask's keys: others would be lost when the parallelism changes."""
+        if self._scope.groups is None:
+            return
+        groups = key_groups([rows[key] for key in self._scope.keys], self._scope.group_count)
+        first, last = self._scope.groups
+        foreign = np.flatnonzero((groups < first) | (groups > last))
+        if len(foreign):
+            key = {name: rows[name][int(foreign[0])].as_py() for name in self._scope.keys}
+            raise AttemptError(
+                f"table {self._spec.name!r} has a row with the key {key}, whose home is another subtask: "
+                "write only rows with keys that this subtask was given"
+            )
 
 
 def last_of_each(rows: pa.Table, keys: Sequence[str]) -> pa.Table:

@@ -9,8 +9,10 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.duration import microseconds
 from arroyo_dagster.dataflow.tables import TimeTable
+from arroyo_dagster.errors import ConfigurationError
 from arroyo_dagster.model import FileEntry
 from arroyo_dagster.state.tables import MAX_FILES, Scope, Table
+from arroyo_dagster.state.times import to_micros
 
 
 class TimeRowsTable(Table):
@@ -26,7 +28,10 @@ class TimeRowsTable(Table):
 
     def append(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Add rows. Those that the watermark has left behind already are not kept."""
-        table = self._after(self._conform(rows, self._stored_schema), self._watermark)
+        table = self._conform(rows, self._stored_schema)
+        if table[self._spec.time].null_count:
+            raise ConfigurationError(f"table {self._spec.name!r}: a row has no time in {self._spec.time!r}")
+        table = self._after(table, self._watermark)
         if table.num_rows:
             self._pending.append(table)
 
@@ -68,8 +73,7 @@ class TimeRowsTable(Table):
         return self._conform(self._spec.combine(rows), self._stored_schema)
 
     def _times(self, rows: pa.Table) -> pa.ChunkedArray:
-        column = rows[self._spec.time]
-        return column.cast(pa.timestamp("us", column.type.tz), safe=False).cast(pa.int64())
+        return to_micros(rows[self._spec.time])
 
     def _after(self, rows: pa.Table, watermark: int | None) -> pa.Table:
         if watermark is None or not rows.num_rows:

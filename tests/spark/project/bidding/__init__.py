@@ -1,0 +1,1 @@
+"""What a user might have beside the definitions: a package that is not installed."""
