@@ -106,12 +106,14 @@ def run(
                     case Wait(reason):
                         error = f"pipeline {pipeline!r}: {reason}"
         except Exception as raised:
+            if session.interrupted:
+                raise KeyboardInterrupt from raised
             if not taken:
                 raise
             error = raised  # the epochs before it are there
         finally:
             session.close()
-    text = (texts.taken(taken), f"State: {engine.store.url}") if taken else ()
+    text = (texts.taken(taken), texts.ABOUT_TIMES, f"State: {engine.store.url}") if taken else ()
     return Answer({"pipeline": pipeline, "state": engine.store.url, "epochs": taken}, text, error)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -81,21 +84,43 @@ class LazySession:
         self._remote = remote
         self._progress = progress
         self._session: SparkSession | None = None
+        self._handler = signal.getsignal(signal.SIGINT)
+        self.interrupted = False
 
     def __call__(self) -> SparkSession:
         """Start Spark, or connect to it; the second time, return what there is."""
         if self._session is None:
             where = (self._remote or self._master or "").split(";")[0]  # a token may follow
             self._progress.say(f"connecting to {where}" if where else "starting Spark")
-            with _stdout_to_stderr():
-                self._session = open_session(master=self._master, remote=self._remote)
+            signal.signal(signal.SIGINT, self._note_interrupt)
+            # Only in the main thread does pyspark take Ctrl-C for itself, and then it prints pages.
+            with _stdout_to_stderr(), ThreadPoolExecutor(1) as starter:
+                self._session = starter.submit(open_session, master=self._master, remote=self._remote).result()
+            signal.signal(signal.SIGINT, self._interrupt)
+            if self.interrupted:
+                raise KeyboardInterrupt
             self._progress.say("first stage, while Spark warms up")
         return self._session
 
     def close(self) -> None:
         """Tell a server that this session is over. An embedded Spark ends with the process."""
+        signal.signal(signal.SIGINT, self._handler)
         if self._remote and self._session is not None:
             self._session.stop()
+
+    def _note_interrupt(self, *_: object) -> None:
+        """Let Spark start before it is ended: a Java whose start pyspark does not see through stays for ever."""
+        self.interrupted = True
+        self._progress.say("interrupted, ends once Spark has started")
+
+    def _interrupt(self, *_: object) -> None:
+        """Stop at once, and in silence.
+
+        Whatever is asking Spark something right now may raise an error of its own in place of this one.
+        """
+        self.interrupted = True
+        logging.disable()
+        raise KeyboardInterrupt
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from arroyo_dagster.log.codec import encode
 from arroyo_dagster.model import JsonValue, Manifest, from_micros
 from arroyo_dagster.summary import EpochSummary, summarize
 
+ABOUT_TIMES = "Times are those of each stage's slowest subtask; handle is handle_checkpoint."
 _LONGEST_OFFSET = 60
 _LONGEST_SIZE = len("999.9 kB")
 _LENGTH_OF_MOMENT = len("2026-11-18 12:00:00")
@@ -86,7 +87,6 @@ def taken(summaries: Sequence[EpochSummary]) -> RenderableType:
     names = ("epoch", "rows in", "rows out", "late rows", "state rows", "state bytes")
     steps = ("read ms", "align ms", "handle ms", "persist ms", "publish ms")
     table = _table(*names, *steps, right={*names, *steps}, gap=1)  # it fits 80 columns
-    table.caption = "times are those of each stage's slowest subtask; handle is handle_checkpoint"
     for of in summaries:
         times = (of.read_ms, of.align_ms, of.checkpoint_ms, of.persist_ms, of.publish_ms)
         table.add_row(
@@ -209,7 +209,7 @@ def _spans(manifest: Manifest) -> RenderableType:
 
 def _table(*columns: str, right: set[str], title: str | None = None, gap: int = 2) -> Table:
     """A table in which numbers, the columns on the right, and times are never broken."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, gap - 1, 0, 0), caption_justify="left")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, gap - 1, 0, 0))
     table.title, table.title_justify, table.title_style = title and f"\n{title}", "left", "bold"
     for column in columns:
         if column in right:

@@ -44,8 +44,14 @@ class Pipeline:
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Begin with no sources."""
+        if not isinstance(name, str):
+            raise ConfigurationError(f"the name of a pipeline must be a text, not {name!r}")
         names.pipeline(name)
-        if parallelism is not None and not 1 <= parallelism <= key_groups:
+        if not isinstance(key_groups, int) or not 1 <= key_groups <= 1 << 16:
+            raise ConfigurationError(
+                f"pipeline {name!r}: its key_groups must lie between 1 and 65536, not at {key_groups}"
+            )
+        if parallelism is not None and not (isinstance(parallelism, int) and 1 <= parallelism <= key_groups):
             raise ConfigurationError(
                 f"pipeline {name!r}: its parallelism must lie between 1 and its {key_groups} key groups, "
                 f"not at {parallelism}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from arroyo_dagster.dataflow.graph import (
 )
 from arroyo_dagster.dataflow.operator import Operator
 from arroyo_dagster.dataflow.sink import Sink
-from arroyo_dagster.dataflow.tables import GlobalTable, KeyedTable, TimeTable
+from arroyo_dagster.dataflow.tables import GlobalTable, KeyedTable, TableSpec, TimeTable
 from arroyo_dagster.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -63,16 +63,21 @@ class Stream:
         if not expressions:
             raise ConfigurationError("select needs at least one column or expression")
         fields: dict[str, pa.DataType | None] = {}
+        unnamed = False
         for expression in (_sql("an expression", text).strip() for text in expressions):
-            if self.fields is not None and _COLUMN.fullmatch(expression):
-                fields[expression] = self._type_of(expression, "select")
-            elif named := _COLUMN.fullmatch(expression) or _NAMED.fullmatch(expression):
-                fields[named[named.lastindex or 0]] = None
+            if plain_column := _COLUMN.fullmatch(expression):
+                name, kind = plain_column[0], self._type_of(expression, "select")
+            elif named := _NAMED.fullmatch(expression):
+                name, kind = named[1], None
             else:
-                return self._stepped(Select(expressions), None)
-        return self._stepped(Select(expressions), fields)
+                unnamed = True  # only Spark can tell
+                continue
+            if name in fields:
+                raise ConfigurationError(f"select: two columns would be named {name!r}; rename one with AS")
+            fields[name] = kind
+        return self._stepped(Select(expressions), None if unnamed else fields)
 
-    def with_columns(self, **columns: str) -> Stream:
+    def with_columns(self, /, **columns: str) -> Stream:
         """Add or replace columns by expressions in Spark SQL: `with_columns(euros="price * 0.9")`."""
         if not columns:
             raise ConfigurationError("with_columns needs at least one column, as name=expression")
@@ -111,11 +116,7 @@ class Stream:
         streams = (self, *others)
         for other in others:
             _same_pipeline(self, other)
-            if self.fields is not None and other.fields is not None and list(self.fields) != list(other.fields):
-                raise ConfigurationError(
-                    f"a union needs streams of the same columns, not {', '.join(self.fields)} "
-                    f"and {', '.join(other.fields)}"
-                )
+            _same_fields(self.fields, other.fields)
         same_time = all(stream.event_time == self.event_time for stream in streams)
         fields = next((stream.fields for stream in streams if stream.fields is not None), None)
         parents = tuple(stream.expression for stream in streams)
@@ -126,6 +127,10 @@ class Stream:
         if not columns:
             raise ConfigurationError("key_by needs at least one column")
         for column in columns:
+            if not isinstance(column, str):
+                raise ConfigurationError(f"key_by needs names of columns, not {column!r}")
+            if columns.count(column) > 1:
+                raise ConfigurationError(f"key_by names the column {column!r} twice")
             kind = self._type_of(column, "key_by")
             if kind is not None and types.is_nested(kind):
                 raise ConfigurationError(f"key_by: the column {column!r} is {kind}, and a key has no nested values")
@@ -200,18 +205,31 @@ class KeyedStream:
         Rows of `other` arrive as `input=1`; its keys must be of the same types. `schema` and `event_time` tell
         what the operator emits, for the steps behind it that want to know.
         """
+        if other is not None and not isinstance(other, KeyedStream):
+            raise ConfigurationError(f"operator {name!r}: its second input must be keyed too: use key_by on it")
         inlets = (self,) if other is None else (self, other)
         _same_keys(inlets, name)
-        for table in operator.tables() if isinstance(operator, Operator) else ():
-            key = table.key if isinstance(table, KeyedTable) else table.schema.names
-            if not isinstance(table, GlobalTable) and not set(self.keys) <= set(key):
-                where = "key" if isinstance(table, KeyedTable) else "columns"
-                raise ConfigurationError(
-                    f"operator {name!r}: the {where} of table {table.name!r} must contain the key of the stream, "
-                    f"{', '.join(self.keys)}, so that its rows can move with it"
-                )
+        for table in _tables_of(operator, name):
+            if not isinstance(table, GlobalTable):
+                self._check_table(table, name)
         streams, keys = tuple(inlet.stream for inlet in inlets), tuple(inlet.keys for inlet in inlets)
         return _process(streams, keys, name, operator, schema, event_time)
+
+    def _check_table(self, table: TimeTable | KeyedTable, name: str) -> None:
+        """See that a table's rows can move with their keys."""
+        where, columns = ("key", table.key) if isinstance(table, KeyedTable) else ("columns", tuple(table.schema.names))
+        if not set(self.keys) <= set(columns):
+            raise ConfigurationError(
+                f"operator {name!r}: the {where} of table {table.name!r} must contain the key of the stream, "
+                f"{', '.join(self.keys)}, so that its rows can move with it"
+            )
+        for key in self.keys:
+            kind, stored = (self.stream.fields or {}).get(key), table.schema.field(key).type
+            if kind is not None and stored != kind and not (types.is_integer(stored) and types.is_integer(kind)):
+                raise ConfigurationError(
+                    f"operator {name!r}: the column {key!r} of table {table.name!r} is {stored}, but {kind} in the "
+                    "stream, which is keyed by it: make them the same"
+                )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -258,6 +276,10 @@ class WindowedStream:
 
 def fields_of(schema: pa.Schema) -> Fields:
     """The columns of a schema."""
+    if not isinstance(schema, pa.Schema):
+        raise ConfigurationError(f"a schema must be a pyarrow.Schema, not {schema!r}")
+    if len(set(schema.names)) < len(schema.names):
+        raise ConfigurationError(f"a schema has two columns of one name: {', '.join(schema.names)}")
     return dict(zip(schema.names, schema.types, strict=True))
 
 
@@ -270,23 +292,34 @@ def _process(
     event_time: str | None,
 ) -> Stream:
     first = streams[0]
-    if not isinstance(operator, Operator):
-        raise ConfigurationError(f"operator {name!r} must be an instance of a subclass of Operator, not {operator!r}")
+    tables = _tables_of(operator, name)
     for stream in streams[1:]:
         _same_pipeline(first, stream)
-    tables = [table.name for table in operator.tables()]
-    if len(set(tables)) < len(tables):
-        raise ConfigurationError(f"operator {name!r} has two tables of one name: {', '.join(tables)}")
-    if any(isinstance(table, TimeTable) for table in operator.tables()) and first.event_time is None:
+    if any(isinstance(table, TimeTable) for table in tables) and first.event_time is None:
         raise ConfigurationError(f"operator {name!r} has a TimeTable, which expires by event time: its input has none")
     inlets = tuple(Inlet(stream.expression, key) for stream, key in zip(streams, keys, strict=True))
-    node = first.pipeline.declare_operator(OperatorNode(name, operator, inlets))
     fields = None if schema is None else fields_of(schema)
+    node = first.pipeline.declare_operator(OperatorNode(name, operator, inlets))
     result = Stream(first.pipeline, node, fields, None)
     if event_time is not None:
         check_time(fields, event_time, f"operator {name!r}")
         result = replace(result, event_time=EventTime(event_time))
     return result
+
+
+def _tables_of(operator: Operator, name: str) -> Sequence[TableSpec]:
+    if not isinstance(operator, Operator):
+        raise ConfigurationError(f"operator {name!r} must be an instance of a subclass of Operator, not {operator!r}")
+    tables = operator.tables()
+    for table in tables:
+        if not isinstance(table, TimeTable | KeyedTable | GlobalTable):
+            raise ConfigurationError(
+                f"operator {name!r}: tables() must return tables such as KeyedTable, not {table!r}"
+            )
+    names = [table.name for table in tables]
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"operator {name!r} has two tables of one name: {', '.join(names)}")
+    return tables
 
 
 def check_time(fields: Fields | None, column: str, what: str) -> None:
@@ -312,6 +345,20 @@ def _same_keys(inlets: tuple[KeyedStream, ...], name: str) -> None:
         known = [(a, b) for a, b in zip(first, other, strict=False) if a is not None and b is not None]
         if len(first) != len(other) or any(a != b for a, b in known):
             raise ConfigurationError(f"operator {name!r}: both inputs must have keys of the same number and types")
+
+
+def _same_fields(one: Fields | None, other: Fields | None) -> None:
+    if one is None or other is None:
+        return
+    if list(one) != list(other):
+        raise ConfigurationError(
+            f"a union needs streams of the same columns, not {', '.join(one)} and {', '.join(other)}"
+        )
+    for name, kind in one.items():
+        if kind is not None and other[name] is not None and kind != other[name]:
+            raise ConfigurationError(
+                f"a union needs streams of the same columns, but {name!r} is {kind} in one and {other[name]} in another"
+            )
 
 
 def _same_pipeline(one: Stream, other: Stream) -> None:

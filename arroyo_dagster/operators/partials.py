@@ -37,6 +37,11 @@ class _Part:
     function: str
     merge: str | None
 
+    @property
+    def input(self) -> str:
+        """What the column that it is made from is called while it is made."""
+        return f"{self.column} as {self.cast}"
+
 
 class Partials:
     """The partial aggregates of a window operator over rows of some schema."""
@@ -90,24 +95,37 @@ class Partials:
 
     def make(self, rows: pa.Table, times: npt.NDArray[np.int64]) -> pa.Table:
         """Aggregate rows by window and key."""
-        start = pa.array(times // self._spec.size * self._spec.size).view(self._time)
-        columns: dict[str, pa.Array | pa.ChunkedArray] = {WINDOW_START: start}
-        for key in self._keys:
-            columns[key.name] = canonical(rows[key.name].cast(key.type))
+        columns = self._inputs(rows, times)
         wanted: list[tuple[str | list[str], str]] = []
         for part in self._all_parts():
+            wish: tuple[str | list[str], str] = (part.input, part.function)
             if part.column is None:
-                wish: tuple[str | list[str], str] = ([], "count_all")
-            else:
-                name = f"{part.column} as {part.cast}"
-                if name not in columns:
-                    columns[name] = _cast(rows[part.column], part)
-                wish = (name, part.function)
+                wish = ([], "count_all")
             if wish not in wanted:
                 wanted.append(wish)
         table = pa.table(columns)
-        self._check_sums(table, [name for name, function in wanted if function == "sum" and isinstance(name, str)])
-        return self._with_squares(_grouped(table, [WINDOW_START, *self._spec.keys], wanted))
+        self._check_sums(table, [part.input for part in self._all_parts() if part.function == "sum"])
+        result = table.group_by([WINDOW_START, *self._spec.keys], use_threads=False).aggregate(wanted)
+        return self._with_squares(result)
+
+    def spread(self, rows: pa.Table, times: npt.NDArray[np.int64]) -> pa.Table:
+        """Make each row a partial of its own, which costs less than to look for rows to aggregate it with."""
+        columns = self._inputs(rows, times)
+        result = [columns[name] for name in (WINDOW_START, *self._spec.keys)]
+        for part in self._all_parts():
+            match part.function:
+                case "count" if part.column is None:
+                    column = pa.array(np.ones(rows.num_rows, np.int64))
+                case "count":
+                    column = pc.is_valid(columns[part.input]).cast(pa.int64())
+                case "variance":
+                    column = pc.if_else(pc.is_valid(columns[part.input]), 0.0, pa.scalar(None, pa.float64()))
+                case "distinct":
+                    column = _one_each(columns[part.input])
+                case _:
+                    column = columns[part.input]
+            result.append(column.cast(part.type))
+        return pa.table(result, schema=self.schema)
 
     def merge(self, partials: pa.Table) -> pa.Table:
         """Aggregate partials by window and key."""
@@ -143,6 +161,17 @@ class Partials:
         names = [*self._spec.keys, WINDOW_START, WINDOW_END, *(name for name, _ in self._spec.aggregates)]
         return pa.table(columns, names=names)
 
+    def _inputs(self, rows: pa.Table, times: npt.NDArray[np.int64]) -> dict[str, pa.Array | pa.ChunkedArray]:
+        """Window starts, keys, and the columns that the parts are made from."""
+        starts = pa.array(times // self._spec.size * self._spec.size).view(self._time)
+        columns: dict[str, pa.Array | pa.ChunkedArray] = {WINDOW_START: starts}
+        for key in self._keys:
+            columns[key.name] = rows[key.name].cast(key.type)
+        for part in self._all_parts():
+            if part.column is not None and part.input not in columns:
+                columns[part.input] = rows[part.column].cast(part.cast)
+        return columns
+
     def _all_parts(self) -> Iterator[_Part]:
         for parts in self._parts.values():
             yield from parts
@@ -152,10 +181,10 @@ class Partials:
         keys = [WINDOW_START, *self._spec.keys]
         named: dict[str, pa.ChunkedArray] = {key: result[key] for key in keys}
         for part in self._all_parts():
-            source = "count_all" if part.column is None else f"{part.column} as {part.cast}_{part.function}"
+            source = "count_all" if part.column is None else f"{part.input}_{part.function}"
             column = result[source]
             if part.function == "variance":
-                count = result[f"{part.column} as {part.cast}_count"].cast(pa.float64())
+                count = result[f"{part.input}_count"].cast(pa.float64())
                 column = pc.multiply(column, count)
             named[part.name] = column.cast(part.type)
         return pa.table([named[name] for name in self.schema.names], schema=self.schema)
@@ -305,6 +334,14 @@ def _merged_values(values: pa.ChunkedArray, groups: npt.NDArray[np.int64], count
     sizes = np.bincount(distinct["group"].to_numpy(), minlength=count)
     offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
     return pa.ListArray.from_arrays(pa.array(offsets), distinct["value"].combine_chunks(), type=lists.type)
+
+
+def _one_each(values: pa.ChunkedArray) -> pa.Array:
+    """A list of one value for each that is not null."""
+    whole = values.combine_chunks()
+    valid = pc.is_valid(whole).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(valid, dtype=np.int32)])
+    return pa.ListArray.from_arrays(pa.array(offsets), whole.drop_null())
 
 
 def _type_of(rows: pa.Schema, column: str) -> pa.DataType:

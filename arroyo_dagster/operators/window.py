@@ -19,10 +19,12 @@ from arroyo_dagster.operators.partials import NO_TIME, Partials
 
 _ROWS_IN_MEMORY = 1 << 22
 _ROWS_AT_ONCE = 1 << 20
+_SAMPLE = 1 << 15
+_WORTHWHILE = 0.8
 
 
 class WindowCombiner:
-    """Aggregates rows before the shuffle, and sets those aside whose window is closed.
+    """Aggregates rows before the shuffle, where that makes them fewer, and sets those aside whose window is closed.
 
     `watermark` is the one that the parent epoch left, so it does not matter where in the epoch a row stands.
     """
@@ -61,6 +63,9 @@ class WindowCombiner:
         if late.any():
             self._late.append(rows.filter(pa.array(late)))
             rows, times = rows.filter(pa.array(~late)), times[~late]
+        sample = self._partials.make(rows.slice(0, _SAMPLE), times[:_SAMPLE])
+        if sample.num_rows > _WORTHWHILE * min(_SAMPLE, rows.num_rows):
+            return self._partials.spread(rows, times)
         return self._partials.make(rows, times)
 
 
@@ -78,7 +83,7 @@ class WindowOperator(Operator):
         self._table = TimeTable(
             "windows", partials.schema, WINDOW_START, timedelta(microseconds=spec.size), combine=partials.merge
         )
-        self._received: list[pa.Table] = []
+        self._received = [partials.schema.empty_table()]
         self._rows = 0
 
     def tables(self) -> Sequence[TableSpec]:
@@ -90,32 +95,22 @@ class WindowOperator(Operator):
         self._received.append(pa.Table.from_batches([batch]))
         self._rows += batch.num_rows
         if self._rows > _ROWS_IN_MEMORY:
-            self._received = [self._merge(self._received)]
+            self._received = [self._partials.merge(pa.concat_tables(self._received))]
             self._rows = self._received[0].num_rows
 
     def handle_watermark(self, watermark: DateTime, ctx: OperatorContext) -> DateTime:
         """Close the windows that end at the watermark or before it."""
         last_start = to_micros(watermark) - self._size
-        new = self._merge(self._received)
-        closes = pc.less_equal(new[WINDOW_START].cast(pa.int64()), last_start)
-        stored = ctx.table(self._table).scan(end=last_start + 1)
-        self._received = [new.filter(pc.invert(closes))]
-        closed = new.filter(closes)
-        if stored.num_rows:  # of several epochs, so that a key may be there more than once
-            closed = self._partials.merge(pa.concat_tables([stored, closed]))
+        received = pa.concat_tables(self._received)
+        closes = pc.less_equal(received[WINDOW_START].cast(pa.int64()), last_start)
+        closed = pa.concat_tables([ctx.table(self._table).scan(end=last_start + 1), received.filter(closes)])
+        self._received = [received.filter(pc.invert(closes))]
         if closed.num_rows:
-            ctx.collect(self._partials.finish(closed))
+            ctx.collect(self._partials.finish(self._partials.merge(closed)))
         return watermark
 
     def handle_checkpoint(self, barrier: CheckpointBarrier, ctx: OperatorContext) -> bool:
         """Keep the partials of windows that are still open."""
-        ctx.table(self._table).append(self._merge(self._received))
-        self._received = []
+        ctx.table(self._table).append(self._partials.merge(pa.concat_tables(self._received)))
+        self._received.clear()
         return True
-
-    def _merge(self, parts: Sequence[pa.Table]) -> pa.Table:
-        """One row a window and key; a single part is so already."""
-        full = [part for part in parts if part.num_rows]
-        if len(full) > 1:
-            return self._partials.merge(pa.concat_tables(full))
-        return full[0] if full else self._partials.schema.empty_table()

@@ -110,7 +110,7 @@ def _installed() -> tuple[str, ...]:
     """How the paths of modules begin that executors are expected to have themselves."""
     kinds = ("stdlib", "platstdlib", "purelib", "platlib")
     places = [*map(sysconfig.get_path, kinds), *site.getsitepackages(), site.getusersitepackages()]
-    return tuple(os.path.join(place, "") for place in (*places, Path(pyspark.__file__).parents[1]))
+    return tuple(os.path.join(place, "") for place in (*places, str(Path(pyspark.__file__).parents[1])))
 
 
 def _extend_path(session: SparkSession) -> None:

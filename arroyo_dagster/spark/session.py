@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, Queue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from arroyo_dagster.errors import ConfigurationError
@@ -35,7 +35,8 @@ _SETTINGS = {
 
 _MASTERS = re.compile(r"local(\[(\d+|\*)(, *\d+)?\])?|local-cluster\[.+\]|yarn|(spark|k8s)://.+")
 
-_connected: dict[str, SparkSession] = {}
+# pyspark's types do not know that a session of Spark Connect is one of their own.
+_connected: dict[str, Any] = {}
 
 
 def open_session(
@@ -68,6 +69,7 @@ def is_embedded(master: str) -> bool:
 def _start(master: str, config: Mapping[str, str]) -> SparkSession:
     _check_alone(master)
     _check_master(master)
+    settings: dict[str, str | bool | float | None]
     settings = {**_SETTINGS, "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if is_embedded(master):
         # Python workers see the modules that this process sees, wherever it was started.
@@ -87,8 +89,8 @@ def _start(master: str, config: Mapping[str, str]) -> SparkSession:
 
 
 def _connect(remote: str, config: Mapping[str, str]) -> SparkSession:
-    where = remote.split(";", 1)[0].rstrip("/")  # what follows may hold a token, which is nobody's business
-    session = _connected.get(remote)
+    where = _without_token(remote)
+    session: Any = _connected.get(remote)
     if session is None or session.is_stopped:
         _check_alone(where)
         _check_server(remote, where)
@@ -103,7 +105,7 @@ def _connect(remote: str, config: Mapping[str, str]) -> SparkSession:
         session.stop()
         raise
     _connected[remote] = session
-    return session
+    return cast("SparkSession", session)
 
 
 def _check_alone(wanted: str) -> None:
@@ -111,9 +113,9 @@ def _check_alone(wanted: str) -> None:
     from pyspark import SparkContext  # noqa: PLC0415 - it is loaded when it is needed
 
     active = SparkContext._active_spark_context
-    live = [remote.split(";", 1)[0].rstrip("/") for remote, session in _connected.items() if not session.is_stopped]
+    live = [_without_token(remote) for remote, session in _connected.items() if not session.is_stopped]
     if active is not None:
-        live.append(active.master)
+        live.append(str(active.master))
     for other in live:
         if other != wanted and not (is_embedded(other) and is_embedded(wanted)):
             raise ConfigurationError(
@@ -144,12 +146,12 @@ def _check_master(master: str) -> None:
 def _check_server(remote: str, where: str) -> None:
     """Ask a Spark Connect server for a sign of life; pyspark itself would try for ten minutes."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    import grpc  # noqa: PLC0415 - it is loaded when it is needed
+    import grpc  # type: ignore[import-untyped]  # noqa: PLC0415 - it is loaded when it is needed
     from pyspark.errors import PySparkException  # noqa: PLC0415
     from pyspark.sql.connect.client import DefaultChannelBuilder  # noqa: PLC0415
 
     try:
-        builder = DefaultChannelBuilder(remote)
+        builder = DefaultChannelBuilder(remote if urlsplit(where).hostname else "")
     except (PySparkException, ValueError):
         # Not their words, which may quote the token.
         raise ConfigurationError(
@@ -169,6 +171,10 @@ def _check_server(remote: str, where: str) -> None:
         if builder.secure and builder.host != "localhost":
             hint = "; with a token, an address means TLS, unless the host is called localhost"
         raise ConfigurationError(f"no Spark Connect server answers at {where}{hint}")
+
+
+def _without_token(remote: str) -> str:
+    return remote.split(";", 1)[0].removesuffix("/")
 
 
 @contextmanager

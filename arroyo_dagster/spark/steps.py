@@ -22,7 +22,12 @@ from arroyo_dagster.spark.plans import LegPlan
 from arroyo_dagster.spark.spec import LegTask
 from arroyo_dagster.spark.upstream import apply_functions, read
 
-_SHUFFLE = re.compile(r"(?<!Broadcast)Exchange")
+# What a line of a physical plan begins with, when it is about rows that have to come together.
+_TOGETHER = re.compile(
+    r"^[\W\d]*(Exchange|HashAggregate|ObjectHashAggregate|SortAggregate|Sort|Window|WindowGroupLimit|SortMergeJoin|"
+    r"ShuffledHashJoin|CartesianProduct|GlobalLimit|LocalLimit|CollectLimit|TakeOrderedAndProject)\b",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,7 @@ def _check_narrow(frame: DataFrame, leg: LegTask) -> None:
     plan = io.StringIO()
     with redirect_stdout(plan):
         frame.explain()
-    if _SHUFFLE.search(plan.getvalue()):
+    if _TOGETHER.search(plan.getvalue()):
         raise ConfigurationError(
             f"{leg.stage}: a query on the way from {leg.origin} has to see rows together (GROUP BY, DISTINCT, ORDER "
             "BY, LIMIT or a join that shuffles), and an epoch is no meaningful unit for that: use aggregate or process"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from hashlib import blake2b
+from hashlib import sha256
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,11 +15,12 @@ from arroyo_dagster.model import FileEntry, ObjectPath
 from arroyo_dagster.state.hashing import content_digest, digest_text
 
 _FILE_BYTES = 128 << 20
+_SAMPLE = 4096
 
 
 def checksum(data: bytes | pa.Buffer) -> str:
     """The checksum of a file's bytes."""
-    return blake2b(data, digest_size=16).hexdigest()
+    return sha256(data).hexdigest()
 
 
 def write_table(
@@ -31,7 +32,7 @@ def write_table(
 ) -> FileEntry:
     """Write rows as one Parquet file."""
     out = pa.BufferOutputStream()
-    with _parquet(out, table.schema) as writer:
+    with _parquet(out, table) as writer:
         writer.write_table(table)
     return _store(store, path, out.getvalue(), table.num_rows, content_digest(table), key_groups, times)
 
@@ -57,7 +58,7 @@ def read_table(store: Store, entry: FileEntry, columns: Sequence[str] | None = N
 
 
 class RollingParquet:
-    """Writes batches to Parquet files that stay below a size. `name` makes the path of the nth one."""
+    """Writes batches to Parquet files of about one size. `name` makes the path of the nth one."""
 
     def __init__(self, store: Store, name: Callable[[int], ObjectPath], file_bytes: int = _FILE_BYTES) -> None:
         """Open nothing yet: without rows there is no file."""
@@ -76,7 +77,7 @@ class RollingParquet:
             return
         if self._writer is None:
             self._out = pa.BufferOutputStream()
-            self._writer = _parquet(self._out, batch.schema)
+            self._writer = _parquet(self._out, batch)
         self._writer.write_batch(batch)
         self._rows += batch.num_rows
         self._digest += content_digest(batch)
@@ -98,10 +99,30 @@ class RollingParquet:
         self._out, self._writer, self._rows, self._digest = None, None, 0, 0
 
 
-def _parquet(out: pa.BufferOutputStream, schema: pa.Schema) -> pq.ParquetWriter:
-    # A dictionary pays where values are long and come again; numbers compress well without.
-    texts = [field.name for field in schema if types.is_string(field.type) or types.is_large_string(field.type)]
-    return pq.ParquetWriter(out, schema, compression="zstd", compression_level=1, use_dictionary=texts or False)
+def _parquet(out: pa.BufferOutputStream, rows: pa.RecordBatch | pa.Table) -> pq.ParquetWriter:
+    """A writer with the encodings that fit the first rows: cheaper to write, and smaller, than compression alone."""
+    repeated = [name for name in rows.schema.names if _repeats(rows.column(name))]
+    deltas = [field.name for field in rows.schema if field.name not in repeated and _is_whole(field.type)]
+    return pq.ParquetWriter(
+        out,
+        rows.schema,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=repeated or False,
+        column_encoding=dict.fromkeys(deltas, "DELTA_BINARY_PACKED") or None,
+    )
+
+
+def _repeats(column: pa.Array | pa.ChunkedArray) -> bool:
+    """Whether values come again and again, so that a dictionary pays."""
+    if types.is_nested(column.type) or types.is_boolean(column.type) or types.is_null(column.type):
+        return False
+    sample = column.slice(0, _SAMPLE)
+    return len(sample.unique()) * 8 <= len(sample)
+
+
+def _is_whole(kind: pa.DataType) -> bool:
+    return bool(types.is_integer(kind) or types.is_timestamp(kind) or types.is_date32(kind))
 
 
 def _store(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import pyarrow as pa
 from pendulum import DateTime
@@ -38,7 +39,7 @@ class TableSource(Source):
         """Parts of about the same size."""
         first, last = self._row(start), self._row(end)
         bounds = [first + (last - first) * part // self._splits for part in range(self._splits + 1)]
-        return [Split([a, b], b - a) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]
+        return [Split([a, b], b - a) for a, b in pairwise(bounds) if a < b]
 
     def read(self, split: Split, columns: Sequence[str] | None, report: ReadReport) -> Iterator[pa.RecordBatch]:
         """The rows of a part."""

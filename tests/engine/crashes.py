@@ -64,9 +64,7 @@ def pipeline_in(directory: Path, rows: Path) -> Pipeline:
 
 def live(engine: Engine) -> None:
     """Take epochs, from wherever the log stands, until there are enough of them and their output is out."""
-    policy = replace(
-        engine.pipeline.policy, interval=pendulum.duration(microseconds=1), backoff=pendulum.duration()
-    )
+    policy = replace(engine.pipeline.policy, interval=pendulum.duration(microseconds=1), backoff=pendulum.duration())
     while (state := engine.state()).head < EPOCHS or state.sinks:
         outcome = engine.run_epoch(live_runs(state), policy)
         if not isinstance(outcome, Taken):

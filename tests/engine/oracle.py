@@ -25,9 +25,7 @@ _SQL = {
 
 def take_epochs(engine: Engine, count: int) -> list[Taken]:
     """Take epochs one after the other, without waiting for the interval."""
-    policy = replace(
-        engine.pipeline.policy, interval=pendulum.duration(microseconds=1), backoff=pendulum.duration()
-    )
+    policy = replace(engine.pipeline.policy, interval=pendulum.duration(microseconds=1), backoff=pendulum.duration())
     taken = []
     for _ in range(count):
         outcome = engine.run_epoch(policy=policy)

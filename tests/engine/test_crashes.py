@@ -16,9 +16,7 @@ from tests.engine.crashes import EPOCHS
     ("kind", "first", "stride", "most"),
     [("steps", 1, 1, 1000), ("storage", 1, 7, 1000), ("moments", 1, 1, 12)],
 )
-def test_the_output_is_exactly_right_in_the_end(
-    tmp_path: Path, kind: str, first: int, stride: int, most: int
-) -> None:
+def test_the_output_is_exactly_right_in_the_end(tmp_path: Path, kind: str, first: int, stride: int, most: int) -> None:
     command = [sys.executable, "-m", "tests.engine.crashes", str(tmp_path), kind, str(first), str(stride), str(most)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert ended.returncode == 0, ended.stderr

@@ -90,7 +90,7 @@ class TestAnError:
         "method", ["on_start", "process_batch", "handle_watermark", "handle_checkpoint", "on_close"]
     )
     def test_fails_the_attempt_and_says_where(self, tmp_path: Path, notes: Path, method: str) -> None:
-        engine = engine_with(tmp_path, Recorder(str(notes), **{method: "raise"}))
+        engine = engine_with(tmp_path, Recorder(str(notes), True, **{method: "raise"}))
         message = f"operator 'recorder', subtask 0: {method} raised ZeroDivisionError: in {method}"
         with pytest.raises(AttemptError, match=message):
             take_epochs(engine, 1)

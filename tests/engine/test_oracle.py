@@ -2,8 +2,6 @@
 
 import datetime as dt
 import tempfile
-from collections.abc import Callable
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 

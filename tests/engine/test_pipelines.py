@@ -56,8 +56,8 @@ class TestCustomOperator:
         query = "SELECT k, sum(v) FROM input GROUP BY k ORDER BY k"
         with duckdb.connect() as connection:
             expected = connection.register("input", table).execute(query).fetchall()
-        last = f"SELECT k, max_by(total, epoch) FROM '{tmp_path}/out/*.parquet' GROUP BY k ORDER BY k"
-        assert duckdb.sql(last).fetchall() == expected
+            last = f"SELECT k, max_by(total, epoch) FROM '{tmp_path}/out/*.parquet' GROUP BY k ORDER BY k"
+            assert connection.execute(last).fetchall() == expected
         assert sum(epoch.manifest.operators[0].metrics.get("rows seen", 0) for epoch in taken) == 400
 
     def test_a_change_of_parallelism_between_epochs_changes_nothing_else(self, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ class TestWindows:
         table, cuts = rows(2000, skew=0.9), [0, 1, 2, 2, 900, 900, 1999, 2000]
         pipeline = Pipeline("p", state_url=str(tmp_path / "state"), parallelism=3)
         stream = pipeline.source("rows", TableSource(table, cuts, 2), event_time="t", watermark_delay="4 seconds")
-        aggregates = {"n": agg.count(), "top": agg.max("v")}
+        aggregates: dict[str, Any] = {"n": agg.count(), "top": agg.max("v")}
         stream.key_by("k").tumble("10 seconds").aggregate("stats", **aggregates).sink(
             "out", ParquetSink(str(tmp_path / "out"))
         )
@@ -128,7 +128,13 @@ class TestWindows:
         taken = take_epochs(InProcessEngine(pipeline), 2)
         assert taken[0].manifest.operators[0].watermark == taken[0].manifest.operators[1].watermark
         expected = windows(
-            epochs_of(table, [500, 1000]), epochs=2, keys=["k"], time="t", size=30, delay=4, aggregates={"n": agg.count()}
+            epochs_of(table, [500, 1000]),
+            epochs=2,
+            keys=["k"],
+            time="t",
+            size=30,
+            delay=4,
+            aggregates={"n": agg.count()},
         )
         assert published(tmp_path / "out", ["k"], ["n"]) == expected != []
 
@@ -155,7 +161,7 @@ class TestTwoSources:
             self.pipeline(tmp_path, TableSource(fast, [100]), TableSource(slow, [100]), "1 minute")
         )
         [taken] = take_epochs(engine, 1)
-        marks = {source.source: source.watermark for source in taken.manifest.sources}
+        marks = {source.source: source.watermark or 0 for source in taken.manifest.sources}
         assert taken.manifest.operators[0].watermark == marks["slow"] < marks["fast"]
         both = Counter(end.timestamp() for (end,) in shown(tmp_path / "out", "window_end"))
         assert max(both) <= marks["slow"] / MICROS < max(both) + 10
@@ -264,5 +270,5 @@ class TestTrouble:
             engine = InProcessEngine(pipeline)
             if groups == 16:
                 take_epochs(engine, 1)
-        with pytest.raises(ConfigurationError, match="begun with 16 key groups, which cannot change: set key_groups=16"):
+        with pytest.raises(ConfigurationError, match="begun with 16 key groups, which cannot change: set"):
             take_epochs(engine, 1)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Self
 
 import pyspark
 
@@ -36,25 +37,30 @@ class Server:
                 [_SPARK_CLASS, *arguments], env=environ, cwd=log.parent, stdout=out, stderr=subprocess.STDOUT
             )
 
-    def wait_for(self, pattern: str) -> str:
-        """What the first group of the pattern is in a line of the log, once it is there."""
-        deadline = time.monotonic() + _PATIENCE
-        while time.monotonic() < deadline and self._process.poll() is None:
-            if found := re.search(pattern, self.output()):
-                return found[1]
-            time.sleep(0.2)
-        raise AssertionError(f"{self._log} has no {pattern!r}:\n{self.output()}")
+    def __enter__(self) -> Self:
+        return self
 
-    def output(self) -> str:
-        return self._log.read_text(errors="replace")
-
-    def stop(self) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._process.terminate()
         try:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        if error is not None:
+            error.add_note(f"{self._log} ends with:\n{self._output()[-4000:]}")
+
+    def wait_for(self, pattern: str) -> str:
+        """What the first group of the pattern is in a line of the log, once it is there."""
+        deadline = time.monotonic() + _PATIENCE
+        while time.monotonic() < deadline and self._process.poll() is None:
+            if found := re.search(pattern, self._output()):
+                return found[1]
+            time.sleep(0.2)
+        raise AssertionError(f"{self._log} has no {pattern!r}")
+
+    def _output(self) -> str:
+        return self._log.read_text(errors="replace")
 
 
 @contextmanager
@@ -73,41 +79,29 @@ def connect_server(directory: Path, python: Path) -> Iterator[str]:
         "spark.driver.extraJavaOptions": QUICK_START,
     }
     options = [f"--conf={name}={value}" for name, value in settings.items()]
-    name = "org.apache.spark.sql.connect.service.SparkConnectServer"
-    server = Server(
-        directory / "connect.log",
-        python,
-        "org.apache.spark.deploy.SparkSubmit",
-        *options,
-        "--class",
-        name,
-        "spark-internal",
-    )
-    try:
+    program = ("--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal")
+    submit = "org.apache.spark.deploy.SparkSubmit"
+    with Server(directory / "connect.log", python, submit, *options, *program) as server:
         port = server.wait_for(r"Spark Connect server started at: \S*:(\d+)")
         yield f"sc://localhost:{port}/;token={token}"
-    finally:
-        server.stop()
 
 
 @contextmanager
 def cluster(directory: Path, python: Path) -> Iterator[str]:
-    """The address of the master of a cluster of two workers, with one core each."""
+    """The address of the master of a cluster of two workers, `one` and `two`, with one core each."""
     place = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    share = ("--cores", "1", "--memory", "1g")
     with ExitStack() as stack:
-        master = Server(directory / "master.log", python, "org.apache.spark.deploy.master.Master", *place)
-        stack.callback(master.stop)
-        address = master.wait_for(r"Starting Spark master at (spark://\S+)")
-        share = ("--cores", "1", "--memory", "1g")
+        server = Server(directory / "master.log", python, "org.apache.spark.deploy.master.Master", *place)
+        master = stack.enter_context(server).wait_for(r"Starting Spark master at (spark://\S+)")
         workers = []
         for name in ("one", "two"):
-            own = (*place, *share, "--work-dir", str(directory / name))
-            log = directory / f"{name}.log"
-            workers.append(Server(log, python, "org.apache.spark.deploy.worker.Worker", *own, address))
-            stack.callback(workers[-1].stop)
+            own = (*place, *share, "--work-dir", str(directory / name), master)
+            server = Server(directory / f"{name}.log", python, "org.apache.spark.deploy.worker.Worker", *own)
+            workers.append(stack.enter_context(server))
         for worker in workers:
             worker.wait_for(r"(Successfully registered with master)")
-        yield address
+        yield master
 
 
 def bare_python(directory: Path) -> Path:

@@ -27,8 +27,9 @@ def main(master: str | None, remote: str | None, config: dict[str, str], wrong: 
     seen: dict[str, Any] = {"driver": os.getpid(), "refused": [refused(url) for url in wrong]}
     session = open_session(master, remote, config)
     seen["same"] = open_session(master, remote, config) is session
-    seen["other"] = refused("sc://localhost:1") if master else refused_local()
-    seen["installed"] = has_our_code(session)
+    seen["other"] = refused("sc://localhost:1" if master else None)
+    if master != "local[2]":
+        seen["installed"] = has_our_code(session)
     definitions = load_by_path(PROJECT / "bid_pipeline.py")
     seen["operators"] = take_epochs(definitions.bid_pipeline(Path.cwd()), session)
     try:
@@ -36,22 +37,15 @@ def main(master: str | None, remote: str | None, config: dict[str, str], wrong: 
     except ArroyoDagsterError as error:
         seen["failure"] = [type(error).__name__, str(error)]
     if master:
-        seen["java"] = session._jvm.System.getProperty("java.version")  # type: ignore[union-attr]
+        seen["java"] = log_as_spark_would(session)
     session.stop()
     return seen
 
 
-def refused(remote: str) -> str:
+def refused(remote: str | None) -> str:
+    """What a person is told who asks for a session there; None is an embedded one."""
     try:
         open_session(remote=remote)
-    except ArroyoDagsterError as error:
-        return str(error)
-    return "nothing was refused"
-
-
-def refused_local() -> str:
-    try:
-        open_session()
     except ArroyoDagsterError as error:
         return str(error)
     return "nothing was refused"
@@ -67,6 +61,15 @@ def has_our_code(session: SparkSession) -> bool:
 
     [row] = session.range(1).mapInArrow(look, "found boolean").collect()
     return bool(row["found"])
+
+
+def log_as_spark_would(session: SparkSession) -> str:
+    """Log something for a person and something else; return the version of Java."""
+    java: Any = session._jvm
+    logger = java.org.apache.logging.log4j.LogManager.getLogger("org.apache.spark.scheduler.TaskSchedulerImpl")
+    logger.warn("Initial job has not accepted any resources; see to it")
+    logger.error("Lost executor 1, and got another one")
+    return str(java.System.getProperty("java.version"))
 
 
 def load_by_path(path: Path) -> Any:

@@ -80,7 +80,7 @@ def test_a_disturbed_channel_is_named_and_nothing_is_committed(
     spark: SparkSession, tmp_path: Path, noise: Callable[[DataFrame], DataFrame], message: str
 ) -> None:
     engine = Disturbed(pipeline(tmp_path), session=lambda: spark)
-    engine.noise = noise  # type: ignore[method-assign]
+    engine.noise = noise
     with pytest.raises(AttemptError, match=message):
         take_epochs(engine, 1)
     state = engine.state()

@@ -49,26 +49,24 @@ class TestErrorsOfTasks:
         assert (type(error), str(error)) == (AttemptError, f"the stage failed: {sentence}")
 
 
+IN_A_CALL = "An error occurred while calling o118.collectToPython.\n: "
+OVER_THE_NETWORK = """<_InactiveRpcError of RPC that terminated with:
+\tstatus = StatusCode.UNAVAILABLE
+\tdetails = "failed to connect"
+\tdebug_error_string = "UNKNOWN: {}"
+>"""
+KILLED = "ExecutorLostFailure (executor 1 exited): it was killed"
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (
-            "An error occurred while calling o118.collectToPython.\n"
-            f": org.apache.spark.SparkException: {LOST}org.apache.spark.SparkException: Python worker crashed.{IN_JAVA}",
-            "Python worker crashed.",
-        ),
-        (f"{LOST}ExecutorLostFailure (executor 1 exited): it was killed", "ExecutorLostFailure (executor 1 exited): it was killed"),
-        (
-            "An error occurred while calling o1.x.\n: java.lang.IllegalStateException: SparkContext was stopped" + IN_JAVA,
-            "SparkContext was stopped",
-        ),
-        (
-            "<_InactiveRpcError of RPC that terminated with:\n\tstatus = StatusCode.UNAVAILABLE\n"
-            '\tdetails = "failed to connect"\n\tdebug_error_string = "UNKNOWN: {}"\n>',
-            "failed to connect",
-        ),
+        (f"{IN_A_CALL}org.apache.spark.SparkException: {LOST}x.y.SparkException: It crashed.{IN_JAVA}", "It crashed."),
+        (f"{LOST}{KILLED}", KILLED),
+        (f"{IN_A_CALL}java.lang.IllegalStateException: Spark was stopped{IN_JAVA}", "Spark was stopped"),
+        (OVER_THE_NETWORK, "failed to connect"),
         ("\n[DIVIDE_BY_ZERO] Division by zero.\nSQLSTATE: 22012", "[DIVIDE_BY_ZERO] Division by zero."),
     ],
-)  # fmt: skip
+)
 def test_of_a_failure_in_java_the_cause_is_told(text: str, sentence: str) -> None:
     assert str(error_of(text, "the stage failed")) == f"the stage failed: {sentence}"

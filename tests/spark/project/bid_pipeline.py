@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from bidding.cleaning import CLEAN, in_euros
-from bidding.totals import EMITTED, Failing, Totals
+from bidding.cleaning import CLEAN, in_euros  # type: ignore[import-not-found]
+from bidding.totals import EMITTED, Failing, Totals  # type: ignore[import-not-found]
 
 from arroyo_dagster import Pipeline, Stream, agg
 from arroyo_dagster.sinks import ParquetSink
