@@ -353,7 +353,7 @@ def test_the_example_runs_from_an_empty_directory_on_a_spark_of_its_own(tmp_path
     script = str(Path(sys.prefix, "bin", "arroyo-dagster"))
     environ = {name: value for name, value in os.environ.items() if name != "ARROYO_STATE_URL"}
     run = subprocess.run(
-        [script, "run", "auctions", "--epochs", "2", "--json"],
+        [script, "run", "auctions", "--json"],
         cwd=tmp_path,
         env=environ,
         capture_output=True,
@@ -361,9 +361,8 @@ def test_the_example_runs_from_an_empty_directory_on_a_spark_of_its_own(tmp_path
         check=False,
     )
     assert (run.returncode, run.stderr) == (0, "")
-    epochs = json.loads(run.stdout)["epochs"]
-    assert [epoch["epoch"] for epoch in epochs] == [1, 2]
-    assert epochs[0]["rows_out"] > 0
+    [epoch] = json.loads(run.stdout)["epochs"]
+    assert epoch["rows_out"] > 0
     output = duckdb.read_parquet(f"{tmp_path}/data/hot_auctions/**/*.parquet")
-    assert output.count("*").fetchall() == [(sum(epoch["rows_out"] for epoch in epochs),)]
+    assert output.count("*").fetchall() == [(epoch["rows_out"],)]
     assert output.min("top_price").fetchall() > [(100,)]

@@ -83,12 +83,15 @@ class WindowOperator(Operator):
         self._table = TimeTable(
             "windows", partials.schema, WINDOW_START, timedelta(microseconds=spec.size), combine=partials.merge
         )
-        self._received = [partials.schema.empty_table()]
-        self._rows = 0
 
     def tables(self) -> Sequence[TableSpec]:
         """The partials of all open windows."""
         return (self._table,)
+
+    def on_start(self, ctx: OperatorContext) -> None:
+        """Begin with nothing received."""
+        self._received = [self._partials.schema.empty_table()]
+        self._rows = 0
 
     def process_batch(self, batch: pa.RecordBatch, ctx: OperatorContext, input: int = 0) -> None:  # noqa: A002
         """Take partials."""
@@ -112,5 +115,4 @@ class WindowOperator(Operator):
     def handle_checkpoint(self, barrier: CheckpointBarrier, ctx: OperatorContext) -> bool:
         """Keep the partials of windows that are still open."""
         ctx.table(self._table).append(self._partials.merge(pa.concat_tables(self._received)))
-        self._received.clear()
         return True

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 
 import pyarrow as pa
+from pyspark import cloudpickle
 
 from arroyo_dagster.engine import Engine
 from arroyo_dagster.errors import ConfigurationError
@@ -42,7 +43,7 @@ class InProcessEngine(Engine):
         reports = []
         for index in range(task.parallelism):
             mine = messages.filter(pa.compute.equal(messages["subtask"], index))
-            reports.append(Subtask(task, index).run(iter(mine.to_batches())))
+            reports.append(Subtask(_as_sent(task), index).run(iter(mine.to_batches())))
         return report_on_subtasks(task, reports)
 
 
@@ -50,4 +51,10 @@ def _sent(task: StageTask) -> Iterator[pa.RecordBatch]:
     for leg in task.legs:
         for partition in range(max(1, len(leg.partitions))):
             numbers = pa.RecordBatch.from_pydict({"id": pa.array([partition], pa.int64())})
-            yield from read_and_send(task, leg)(iter([numbers]))
+            yield from read_and_send(_as_sent(task), leg)(iter([numbers]))
+
+
+def _as_sent(task: StageTask) -> StageTask:
+    """The task as it comes out on the other side: every subtask has an operator of its own."""
+    sent: StageTask = cloudpickle.loads(cloudpickle.dumps(task))
+    return sent
