@@ -56,5 +56,5 @@ def _sent(task: StageTask) -> Iterator[pa.RecordBatch]:
 
 def _as_sent(task: StageTask) -> StageTask:
     """The task as it comes out on the other side: every subtask has an operator of its own."""
-    sent: StageTask = cloudpickle.loads(cloudpickle.dumps(task))
+    sent: StageTask = cloudpickle.loads(cloudpickle.dumps(task))  # type: ignore[no-untyped-call]
     return sent
