@@ -75,7 +75,7 @@ def oracle(rows: pa.Table, aggregates: dict[str, Aggregate], kind: pa.DataType) 
         for aggregate in aggregates.values()
     ]
     query = f"""SELECT k, floor(epoch_us(t) / 10e6)::BIGINT * 10000000 AS start, {", ".join(columns)}
-                FROM rows GROUP BY ALL"""  # noqa: S608
+                FROM rows GROUP BY ALL"""
     if isinstance(kind, pa.BaseExtensionType) or pa.types.is_decimal64(kind):
         rows = rows.set_column(2, "v", rows["v"].cast(pa.decimal128(10, 2)))
     DUCKDB.register("rows", rows)

@@ -370,7 +370,7 @@ class TestSchemas:
         assert actions["max"].get("real") is None  # it is not a number, which is more than any
         assert actions["min"]["at"] <= moments[0] < moments[1] <= actions["max"]["at"]
         for condition in ("value = 7", "at > '2024-05-01T12:00:00.123456Z'", "day < '1960-01-02'"):
-            assert len(query(place.table(), f"select * from t where {condition}")) == 1, condition  # noqa: S608
+            assert len(query(place.table(), f"select * from t where {condition}")) == 1, condition
 
 
 class TestS3:

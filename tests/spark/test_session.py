@@ -143,11 +143,11 @@ class TestOneProgramOnAnySpark:
             FROM {bids} WHERE price > 200 GROUP BY auction, start
             HAVING start + INTERVAL 10 seconds <= (SELECT max(date_time) - INTERVAL 5 seconds FROM {bids})
             ORDER BY ALL
-        """)  # noqa: S608
+        """)
         assert len(wanted) > 400
-        assert rows(f"SELECT auction, window_start, bids, top FROM {windows} ORDER BY ALL") == wanted  # noqa: S608
-        totals = rows(f"SELECT auction, bids FROM {counts} WHERE epoch = 3 ORDER BY ALL")  # noqa: S608
-        assert totals == rows(f"SELECT auction, count(*) FROM {bids} GROUP BY auction ORDER BY ALL")  # noqa: S608
+        assert rows(f"SELECT auction, window_start, bids, top FROM {windows} ORDER BY ALL") == wanted
+        totals = rows(f"SELECT auction, bids FROM {counts} WHERE epoch = 3 ORDER BY ALL")
+        assert totals == rows(f"SELECT auction, count(*) FROM {bids} GROUP BY auction ORDER BY ALL")
 
     def test_it_says_only_what_a_person_has_to_act_on_and_a_failed_task_is_not_that(
         self, runs: Runs, kind: str

@@ -15,7 +15,7 @@ class Totals(Operator):
     def tables(self) -> list[KeyedTable]:
         return [TOTALS]
 
-    def process_batch(self, batch: pa.RecordBatch, ctx: OperatorContext, input: int = 0) -> None:  # noqa: A002
+    def process_batch(self, batch: pa.RecordBatch, ctx: OperatorContext, input: int = 0) -> None:
         table = ctx.table(TOTALS)
         new = pa.table({"auction": batch["auction"]}).group_by("auction").aggregate([([], "count_all")])
         old = table.get(new.select(["auction"]))["bids"].fill_null(0)
@@ -33,5 +33,5 @@ class Totals(Operator):
 class Failing(Operator):
     """Raises in the middle of things."""
 
-    def process_batch(self, batch: pa.RecordBatch, ctx: OperatorContext, input: int = 0) -> None:  # noqa: A002
+    def process_batch(self, batch: pa.RecordBatch, ctx: OperatorContext, input: int = 0) -> None:
         raise ValueError("the price\nis wrong")
