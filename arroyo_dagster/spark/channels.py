@@ -29,7 +29,6 @@ MESSAGES = pa.schema(
         ("payload", pa.binary()),
     ]
 )
-MESSAGE_COLUMNS = "subtask int, kind int, leg int, sender int, sequence int, payload binary"
 MESSAGE_ORDER = ("kind", "leg", "sender", "sequence")
 
 _PAYLOAD_ROWS = 1 << 18

@@ -8,9 +8,10 @@ from functools import reduce
 from typing import TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from arroyo_dagster.log.codec import decode
-from arroyo_dagster.spark.channels import MESSAGE_COLUMNS, MESSAGE_ORDER
+from arroyo_dagster.spark.channels import MESSAGE_ORDER, MESSAGES
 from arroyo_dagster.spark.code import ship_code
 from arroyo_dagster.spark.failures import from_tasks
 from arroyo_dagster.spark.gather import report_on_subtasks, report_on_writers
@@ -19,9 +20,13 @@ from arroyo_dagster.spark.reports import StageReport, SubtaskReport, WriterRepor
 from arroyo_dagster.spark.spec import StageTask
 from arroyo_dagster.spark.steps import SparkRows, partition_ids, take_steps
 from arroyo_dagster.spark.subtask import run_subtask
-from arroyo_dagster.spark.upstream import REPORT_COLUMNS, read_and_send, send
+from arroyo_dagster.spark.upstream import REPORT, read_and_send, send
 
 R = TypeVar("R")
+
+# As text, Spark would have to parse them for every job.
+_MESSAGES = from_arrow_schema(MESSAGES)
+_REPORTS = from_arrow_schema(REPORT)
 
 
 def run_stage(
@@ -42,13 +47,13 @@ def run_stage(
         if task.operator is None:
             return report_on_writers(task, _reports(WriterReport, together))
         messages = disturb(together).repartitionById(task.parallelism, "subtask")
-        aligned = messages.sortWithinPartitions(*MESSAGE_ORDER).mapInArrow(run_subtask(task), REPORT_COLUMNS)
+        aligned = messages.sortWithinPartitions(*MESSAGE_ORDER).mapInArrow(run_subtask(task), _REPORTS)
         return report_on_subtasks(task, _reports(SubtaskReport, aligned))
 
 
 def _sent(session: SparkSession, task: StageTask, rows: SparkRows) -> DataFrame:
     """The messages of one leg; of a stage without an operator, its reports."""
-    columns = REPORT_COLUMNS if task.operator is None else MESSAGE_COLUMNS
+    columns = _REPORTS if task.operator is None else _MESSAGES
     if rows.frame is not None:
         assert rows.frame_schema is not None
         return rows.frame.mapInArrow(send(task, rows.leg, rows.frame_schema), columns)

@@ -35,7 +35,6 @@ from arroyo_dagster.spark.spec import LegTask, SinkTask, StageTask
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 REPORT = pa.schema([("subtask", pa.int32()), ("report", pa.string())])
-REPORT_COLUMNS = "subtask int, report string"
 
 
 @dataclass(slots=True)
