@@ -40,7 +40,7 @@ class _Part:
     @property
     def input(self) -> str:
         """What the column that it is made from is called while it is made."""
-        return f"{self.column} as {self.cast}"
+        return f"{self.column} as {'distinct ' if self.function == 'distinct' else ''}{self.cast}"
 
 
 class Partials:
@@ -105,8 +105,7 @@ class Partials:
                 wanted.append(wish)
         table = pa.table(columns)
         self._check_sums(table, [part.input for part in self._all_parts() if part.function == "sum"])
-        result = table.group_by([WINDOW_START, *self._spec.keys], use_threads=False).aggregate(wanted)
-        return self._with_squares(result)
+        return self._with_squares(_grouped(table, [WINDOW_START, *self._spec.keys], wanted))
 
     def spread(self, rows: pa.Table, times: npt.NDArray[np.int64]) -> pa.Table:
         """Make each row a partial of its own, which costs less than to look for rows to aggregate it with."""
@@ -166,10 +165,10 @@ class Partials:
         starts = pa.array(times // self._spec.size * self._spec.size).view(self._time)
         columns: dict[str, pa.Array | pa.ChunkedArray] = {WINDOW_START: starts}
         for key in self._keys:
-            columns[key.name] = rows[key.name].cast(key.type)
+            columns[key.name] = canonical(rows[key.name].cast(key.type))
         for part in self._all_parts():
             if part.column is not None and part.input not in columns:
-                columns[part.input] = rows[part.column].cast(part.cast)
+                columns[part.input] = _cast(rows[part.column], part)
         return columns
 
     def _all_parts(self) -> Iterator[_Part]:

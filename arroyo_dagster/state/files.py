@@ -118,7 +118,10 @@ def _repeats(column: pa.Array | pa.ChunkedArray) -> bool:
     if types.is_nested(column.type) or types.is_boolean(column.type) or types.is_null(column.type):
         return False
     sample = column.slice(0, _SAMPLE)
-    return len(sample.unique()) * 8 <= len(sample)
+    try:
+        return len(sample.unique()) * 8 <= len(sample)
+    except pa.ArrowNotImplementedError:  # small decimals and extension types, for example
+        return False
 
 
 def _is_whole(kind: pa.DataType) -> bool:

@@ -1,8 +1,10 @@
 """Lives of a pipeline in processes that are killed. Run as a script, it forks one process for each life.
 
-    python -m tests.engine.crashes DIRECTORY steps|storage|moments FIRST STRIDE
+    python -m tests.engine.crashes DIRECTORY steps|storage|moments FIRST STRIDE [MOST]
+    python -m tests.engine.crashes DIRECTORY sc://... STEP
 
-This process itself touches neither storage nor Arrow's threads, so that its children can.
+This process itself touches neither storage nor Arrow's threads, so that its children can. With the address of a Spark
+Connect server it forks none, but lives there itself, and dies at that step of its life (0: not at all).
 """
 
 import json
@@ -13,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from arroyo_dagster.log.store import ObjectStorage
 from arroyo_dagster.processes import live_runs, own_run_id
 from arroyo_dagster.sinks import DeltaSink, ParquetSink
 from arroyo_dagster.sources import FileSource
+from arroyo_dagster.spark import open_session
 from arroyo_dagster.testing import InProcessEngine
 from tests.engine.operators import RunningTotal
 
@@ -140,8 +144,20 @@ def one_life(directory: Path, rows: Path, kind: str, number: int) -> bool:
     return died
 
 
+def live_on_spark(directory: Path, remote: str, step: int) -> None:
+    """Live on a Spark Connect server."""
+    pipeline = pipeline_in(directory, directory / "rows")
+    session = partial(open_session, remote=remote)
+    engine = Engine(pipeline, session=session, run_id=own_run_id(), on_step=Death(step))
+    live(engine)
+    (directory / "problems.json").write_text(json.dumps(engine.verify()))
+
+
 def main() -> None:
     """Live until a death is asked for that does not come any more, or until 1,000 were died."""
+    if sys.argv[2].startswith("sc://"):
+        live_on_spark(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+        return
     directory, kind, first, stride = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     most = int(sys.argv[5]) if len(sys.argv) > 5 else 1000
     rows = directory / "rows"
@@ -150,7 +166,6 @@ def main() -> None:
         number = first + life * stride
         if not one_life(directory / f"{kind}-{number}", rows, kind, number):
             break
-    print(life)
 
 
 if __name__ == "__main__":

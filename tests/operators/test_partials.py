@@ -115,11 +115,15 @@ def test_any_cutting_merged_in_any_order_equals_duckdb(
         partials = Partials.over(spec_of(aggregates), rows.schema)
         cuts = sorted(data.draw(st.lists(st.integers(0, rows.num_rows), max_size=4)))
         bounds = zip([0, *cuts], [*cuts, rows.num_rows], strict=True)
-        parts = [made(partials, rows.slice(first, last - first)) for first, last in bounds]
+        parts = [
+            (partials.spread if data.draw(st.booleans()) else partials.make)(part, partials.times(part))
+            for part in (rows.slice(first, last - first) for first, last in bounds)
+        ]
         random = Random(data.draw(st.integers(0, 9)))
         while len(parts) > 1:
             random.shuffle(parts)
             parts = [partials.merge(pa.concat_tables(parts[:2])), *parts[2:]]
+        parts = [partials.merge(parts[0])]
         assert parts[0].schema == partials.schema
         assert comparable(result_of(partials.finish(parts[0]), aggregates)) == comparable(
             oracle(rows, aggregates, kind)
@@ -166,7 +170,8 @@ def test_equal_keys_meet_and_null_is_one_of_them(kind: pa.DataType, groups: list
     )
     partials = Partials.over(spec_of({"n": agg.count()}), rows.schema)
     parts = [made(partials, rows.slice(place, 1)) for place in range(rows.num_rows)]
-    for merged in (made(partials, rows), partials.merge(pa.concat_tables(parts))):
+    alone = partials.spread(rows, partials.times(rows))
+    for merged in (made(partials, rows), partials.merge(pa.concat_tables(parts)), partials.merge(alone)):
         assert sorted(partials.finish(merged)["n"].to_pylist()) == sorted(len(group) for group in groups)
 
 
@@ -282,6 +287,6 @@ def test_a_column_that_is_not_there_is_named(aggregates: dict[str, Aggregate], k
 def test_no_rows_make_no_partials() -> None:
     rows = rows_of([], [], pa.int64())
     partials = Partials.over(spec_of(numbers | ordered), rows.schema)
-    nothing = made(partials, rows)
-    assert nothing.schema == partials.schema
-    assert partials.finish(partials.merge(nothing)).num_rows == 0
+    for nothing in (made(partials, rows), partials.spread(rows, partials.times(rows))):
+        assert nothing.schema == partials.schema
+        assert partials.finish(partials.merge(nothing)).num_rows == 0

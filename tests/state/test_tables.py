@@ -257,6 +257,22 @@ class TestKeyedTable:
             operator.checkpoint()
         assert operator.content() == [(0, 0), (1, 1), (2, 2)]
 
+    def test_many_files_after_a_change_of_parallelism_are_merged_at_once(self) -> None:
+        operator = Operator(KeyedTable("t", NUMBERS, ("k",)))
+        for epoch in range(MAX_FILES):  # large files first, small ones last
+            size = 4000 if epoch < MAX_FILES // 2 else 40
+            rows = numbers(dict.fromkeys(range(epoch * 4000, epoch * 4000 + size), epoch))
+            for table, part in zip(operator.open(4), operator.routed(rows, 4), strict=True):
+                table.upsert(part)
+            operator.checkpoint()
+        before = operator.content()
+        [table] = operator.open()
+        assert len(table.files) > 2 * MAX_FILES
+        table.upsert(numbers({-1: 0}))
+        operator.checkpoint()
+        assert len(operator.files) <= MAX_FILES
+        assert operator.content() == sorted([*before, (-1, 0)], key=repr)
+
     def test_what_is_deleted_leaves_no_file(self) -> None:
         operator = Operator(KeyedTable("t", NUMBERS, ("k",)))
         for _ in range(MAX_FILES):
