@@ -3,15 +3,22 @@
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
+from hypothesis import settings
 from moto.server import ThreadedMotoServer
-from pyspark.sql import SparkSession
 
 from arroyo_dagster.log import ObjectStorage, open_store
 from arroyo_dagster.spark import local_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Machines are shared: how long an example takes says nothing.
+settings.register_profile("patient", settings(), deadline=None)
+settings.load_profile("patient")
 
 _prefixes = itertools.count()
 
@@ -50,7 +57,7 @@ def memory_store() -> ObjectStorage:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark() -> "Iterator[SparkSession]":
     """An embedded Spark with two cores, started once. Starting soon counts for more than running fast."""
     session = local_session(2, {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
     yield session

@@ -63,9 +63,10 @@ class WindowCombiner:
         if late.any():
             self._late.append(rows.filter(pa.array(late)))
             rows, times = rows.filter(pa.array(~late)), times[~late]
-        sample = self._partials.make(rows.slice(0, _SAMPLE), times[:_SAMPLE])
-        if sample.num_rows > _WORTHWHILE * min(_SAMPLE, rows.num_rows):
-            return self._partials.spread(rows, times)
+        if rows.num_rows > _SAMPLE:
+            sample = self._partials.make(rows.slice(0, _SAMPLE), times[:_SAMPLE])
+            if sample.num_rows > _WORTHWHILE * _SAMPLE:
+                return self._partials.spread(rows, times)
         return self._partials.make(rows, times)
 
 

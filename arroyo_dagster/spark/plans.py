@@ -15,6 +15,7 @@ from arroyo_dagster.dataflow.operator import Operator
 from arroyo_dagster.dataflow.sink import SinkIdentity
 from arroyo_dagster.dataflow.source import Source, Split
 from arroyo_dagster.dataflow.stages import Leg, Stage
+from arroyo_dagster.dataflow.stream import check_time, fields_of
 from arroyo_dagster.dataflow.watermarks import Clock
 from arroyo_dagster.model import CheckpointBarrier, FileEntry, Manifest, Plan
 from arroyo_dagster.operators.partials import Partials
@@ -154,6 +155,8 @@ def _origin(context: StageContext, leg: Leg) -> tuple[Source, Sequence[Split], p
     schema = node.source.schema_at(span.end if span else None)
     if node.event_time is None:
         return node.source, splits, schema, None
+    if schema is not None:
+        check_time(fields_of(schema), node.event_time.column, f"source {leg.origin!r}")
     records = {record.source: record for record in (context.parent.sources if context.parent else ())}
     record = records.get(leg.origin)
     watermark, active_at = (record.watermark, record.active_at) if record else (None, now)

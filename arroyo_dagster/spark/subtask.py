@@ -98,7 +98,7 @@ class Subtask:
         with self._span("align"):
             barriers = receiver.align()
         watermark = self._advance(barriers)
-        context.watermark = None if watermark is None else from_micros(watermark)
+        context.watermark = None if watermark is None else self._as_time(watermark)
         self._tables.watermark = watermark
         watermark_out = watermark
         if context.watermark is not None:
@@ -133,12 +133,21 @@ class Subtask:
                 clocks.append(leg.clock.advance(latest, sum(barrier.rows_read for barrier in mine), now))
         return combine(clocks, now, self._stage.watermark)
 
+    def _as_time(self, watermark: int) -> DateTime:
+        try:
+            return from_micros(watermark)
+        except (OverflowError, ValueError, OSError) as error:
+            raise AttemptError(
+                f"operator {self._stage.stage!r}: the latest row of its input happened {watermark} microseconds after "
+                "1970, beyond the year 9999: mend its time in the source"
+            ) from error
+
     def _checkpoint(self) -> None:
         with self._span("handle_checkpoint"), self._explained("handle_checkpoint"):
             persist = self._operator.handle_checkpoint(self._stage.barrier, self._context)
             if not isinstance(persist, bool):
                 raise AttemptError(f"it must return True or False, not {persist!r}")
-        if persist and not self._tables.persisted:
+        if persist and (not self._tables.persisted or self._tables.dirty):
             with self._span("persist"):
                 self._tables.checkpoint()
         if dirty := self._tables.dirty:

@@ -31,6 +31,7 @@ from arroyo_dagster.spark.channels import Sender, SenderReport
 from arroyo_dagster.spark.failures import explained
 from arroyo_dagster.spark.reports import WriterReport
 from arroyo_dagster.spark.spec import LegTask, SinkTask, StageTask
+from arroyo_dagster.state.times import to_micros
 
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -139,16 +140,11 @@ def _read(leg: LegTask, tally: Tally) -> Iterator[pa.RecordBatch]:
     for split in leg.partitions[tally.partition] if leg.partitions else ():
         for batch in leg.source.read(split, leg.columns, report):
             tally.rows += batch.num_rows
-            latest = None if leg.event_time is None else _latest(batch.column(leg.event_time.column))
+            latest = None if leg.event_time is None else pc.max(to_micros(batch.column(leg.event_time.column))).as_py()
             if latest is not None:
                 tally.latest = latest if tally.latest is None else max(tally.latest, latest)
             yield batch
     tally.quarantined = tuple(report.quarantined)
-
-
-def _latest(times: pa.Array) -> int | None:
-    latest: int | None = pc.max(times.cast(pa.timestamp("us", times.type.tz), safe=False).cast(pa.int64())).as_py()
-    return latest
 
 
 def _stepped(batches: Iterator[pa.RecordBatch], steps: Sequence[MapBatches], where: str) -> Iterator[pa.RecordBatch]:

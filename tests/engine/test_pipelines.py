@@ -9,12 +9,14 @@ from typing import Any
 import duckdb
 import pendulum
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pendulum import DateTime
 
 from arroyo_dagster import Pipeline, agg
 from arroyo_dagster.errors import AttemptError, ConfigurationError, DamagedObjectError
 from arroyo_dagster.sinks import ParquetSink
+from arroyo_dagster.sources import FileSource
 from arroyo_dagster.testing import InProcessEngine, TableSource
 from tests.engine.operators import Forget, RunningTotal
 from tests.engine.oracle import epochs_of, published, take_epochs, windows
@@ -272,3 +274,26 @@ class TestTrouble:
                 take_epochs(engine, 1)
         with pytest.raises(ConfigurationError, match="begun with 16 key groups, which cannot change: set"):
             take_epochs(engine, 1)
+
+    def test_a_time_that_no_calendar_has_is_named(self, tmp_path: Path) -> None:
+        far = pa.table({"k": ["a"], "t": pa.array([1 << 60], pa.timestamp("us"))})
+        pipeline = Pipeline("p", state_url=str(tmp_path / "state"))
+        stream = pipeline.source("rows", TableSource(far, [1]), event_time="t")
+        stream.key_by("k").tumble("1 day").aggregate("stats", n=agg.count()).sink(
+            "out", ParquetSink(str(tmp_path / "out"))
+        )
+        with pytest.raises(AttemptError, match="operator 'stats': the latest row of its input happened 1152921504606"):
+            take_epochs(InProcessEngine(pipeline), 1)
+
+    def test_an_event_time_that_turns_out_to_be_a_text_is_named_before_anything_is_read(self, tmp_path: Path) -> None:
+        (tmp_path / "rows").mkdir()
+        pq.write_table(pa.table({"k": ["a"], "t": ["noon"]}), tmp_path / "rows" / "1.parquet")
+        pipeline = Pipeline("p", state_url=str(tmp_path / "state"))
+        stream = pipeline.source("rows", FileSource(str(tmp_path / "rows")), event_time="t")
+        stream.key_by("k").tumble("1 day").aggregate("stats", n=agg.count()).sink(
+            "out", ParquetSink(str(tmp_path / "out"))
+        )
+        with pytest.raises(
+            ConfigurationError, match="source 'rows': the event time 't' is string; make it a timestamp"
+        ):
+            take_epochs(InProcessEngine(pipeline), 1)
