@@ -270,8 +270,7 @@ class Engine:
             if work.publish is not None:
                 self._publish(work.publish, sinks, state)
         except Exception as error:
-            reason = str(error) if isinstance(error, ArroyoDagsterError) else f"{type(error).__name__}: {error}"
-            self._append_if_possible(SinksFailed(work.entry, reason))
+            self._append_if_possible(SinksFailed(work.entry, _sentence(error)))
             raise
         self._append_if_possible(SinksCommitted(state.head, work.entry))
         self._on_step("sinks committed")
@@ -304,8 +303,7 @@ class Engine:
         try:
             yield
         except Exception as error:
-            reason = str(error) if isinstance(error, ArroyoDagsterError) else f"{type(error).__name__}: {error}"
-            self._append_if_possible(CheckpointAborted(attempt.barrier.epoch, attempt.number, reason))
+            self._append_if_possible(CheckpointAborted(attempt.barrier.epoch, attempt.number, _sentence(error)))
             raise
 
     def _execute(self, context: StageContext) -> StageReport:
@@ -417,6 +415,10 @@ def _compacted(table: TableFiles, compaction: Compacted) -> TableFiles:
         elif not set(compaction.by) & set(files):
             files.extend(compaction.by)
     return replace(table, files=tuple(files))
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) if isinstance(error, ArroyoDagsterError) else f"{type(error).__name__}: {error}"
 
 
 def _cores() -> int:
