@@ -58,6 +58,7 @@ from arroyo_dagster.log.entries import (
 )
 from arroyo_dagster.log.store import local_directory
 from arroyo_dagster.model import CheckpointBarrier, FileEntry, Manifest, Plan, SourceRange, TableFiles
+from arroyo_dagster.spark.manifests import compose
 from arroyo_dagster.spark.plans import Attempt, StageContext
 from arroyo_dagster.spark.reports import StageReport
 from arroyo_dagster.spark.spec import StateLocation
@@ -173,7 +174,9 @@ class Engine:
         while True:
             state = self.state()
             seen = runs(state) if callable(runs) else runs
-            decision = progress(state, seen, policy or self.pipeline.policy, self._clock())
+            policy = policy or self.pipeline.policy
+            idle = policy.skip_idle and self.idle(state)
+            decision = progress(state, seen, policy, self._clock(), idle=idle)
             match decision:
                 case StartCheckpoint() | Wait():
                     return decision
@@ -190,9 +193,16 @@ class Engine:
                 case _:
                     assert_never(decision)
 
+    def idle(self, state: PipelineState) -> bool:
+        """Whether no source has anything new."""
+        plan = self._plan(state, self._clock())
+        return all(span.start == span.end for span in plan.sources.values())
+
     def begin(self) -> Attempt | Wait:
-        """Plan the next epoch, and put the next attempt at it into flight."""
+        """Plan the next epoch, and put an attempt at it into flight; or return the one that this run has begun."""
         state = self.state()
+        if state.in_flight and self._run_id and state.in_flight.started.run_id == self._run_id:
+            return self._attempt(state.in_flight.started, state)
         if not state.created:
             life = secrets.token_hex(8)
             state = self._append(state, PipelineCreated(life, self.pipeline.key_groups, self._fingerprint()))
@@ -209,9 +219,7 @@ class Engine:
         match self._log.append(state, started):
             case Appended():
                 self._on_step("begun")
-                return Attempt(
-                    barrier, started.attempt, started.parent, plan, state.life, state.key_groups, self._parallelism
-                )
+                return self._attempt(started, state)
             case Lost(winner):
                 return Wait(f"{winner.writer} was faster: {type(winner.fact).__name__}; try again")
             case Refused(reason):
@@ -227,20 +235,7 @@ class Engine:
     def complete(self, attempt: Attempt, reports: Sequence[StageReport]) -> Manifest | Wait:
         """Write the manifest and commit the epoch, if the attempt is still the one in flight."""
         epoch, number = attempt.barrier.epoch, attempt.number
-        sources = {record.source: record for report in reports for record in report.sources}
-        manifest = self._write_manifest(
-            Manifest(
-                attempt.barrier,
-                number,
-                attempt.parent,
-                attempt.plan,
-                tuple(table for report in reports for table in report.tables),
-                tuple(output for report in reports for output in report.staged),
-                tuple(sources.values()),
-                tuple(report.operator for report in reports if report.operator),
-                tuple(span for report in reports for span in report.spans),
-            )
-        )
+        manifest = self._write_manifest(compose(attempt, self._parent(attempt), reports))
         self._on_step("manifest")
         completed = CheckpointCompleted(epoch, number, names.manifest(epoch, number))
         state = self.state()
@@ -253,6 +248,8 @@ class Engine:
                 case Lost(state=state):
                     continue
                 case Refused(reason):
+                    if epoch in state.line and state.attempt_of(epoch) == number:
+                        return manifest  # it was completed before
                     return Wait(f"attempt {number} at epoch {epoch} came too late: {reason}")
 
     def publish(self) -> None:
@@ -263,6 +260,8 @@ class Engine:
             return
         try:
             sinks = {node.name: node.sink for node in self.graph.sinks}
+            for epoch in work.retract & state.kept:
+                self._check_sinks(self.manifest(epoch, state), sinks)
             for name, sink in sinks.items():
                 if work.retract:
                     sink.retract(self._identity(name, state), work.retract)
@@ -311,12 +310,23 @@ class Engine:
 
         return run_stage(self._session(), context)
 
+    def _attempt(self, started: CheckpointStarted, state: PipelineState) -> Attempt:
+        return Attempt(
+            started.barrier,
+            started.attempt,
+            started.parent,
+            started.plan,
+            state.life,
+            state.key_groups,
+            self._parallelism,
+        )
+
     def _plan(self, state: PipelineState, now: DateTime) -> Plan:
         parent = self.manifest(state.head, state) if state.head else None
-        ranges = {}
+        before = parent.plan.sources if parent else {}
+        ranges = {name: SourceRange(span.end, span.end) for name, span in before.items()}
         for node in self.graph.sources:
-            before = parent.plan.sources.get(node.name) if parent else None
-            start = before.end if before else None
+            start = before[node.name].end if node.name in before else None
             offsets = node.source.latest(start, now)
             ranges[node.name] = SourceRange(start, offsets.end, offsets.backlog)
         return Plan(ranges)
@@ -355,16 +365,20 @@ class Engine:
         return unpack_manifest(found, f"{self.store.url}/{path}")
 
     def _publish(self, epoch: int, sinks: Mapping[str, Sink], state: PipelineState) -> None:
-        staged = {output.sink: output.files for output in self.manifest(epoch, state).staged}
-        for name in staged.keys() - sinks.keys():
-            if staged[name]:
-                raise ConfigurationError(
-                    f"epoch {epoch} has output for the sink {name!r}, which pipeline {self.pipeline.name!r} no longer "
-                    "has: put it back until the epoch is published, or rewind to an earlier epoch"
-                )
+        manifest = self.manifest(epoch, state)
+        self._check_sinks(manifest, sinks)
+        staged = {output.sink: output.files for output in manifest.staged}
         for name, sink in sinks.items():
             sink.publish(self._identity(name, state), epoch, staged.get(name, ()))
             self._on_step(f"published {name}")
+
+    def _check_sinks(self, manifest: Manifest, sinks: Mapping[str, Sink]) -> None:
+        for output in manifest.staged:
+            if output.files and output.sink not in sinks:
+                raise ConfigurationError(
+                    f"epoch {manifest.epoch} has output for the sink {output.sink!r}, which pipeline "
+                    f"{self.pipeline.name!r} no longer has: put it back until that is published or retracted"
+                )
 
     def _missing_outputs(self, manifest: Manifest, state: PipelineState) -> list[str]:
         sinks = {node.name: node.sink for node in self.graph.sinks}

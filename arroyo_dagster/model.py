@@ -193,6 +193,17 @@ class SourceRecord:
     active_at: DateTime
     quarantined: tuple[str, ...] = ()
 
+    def joined(self, other: SourceRecord) -> SourceRecord:
+        """What two readers of the same source have found, who may look at different columns."""
+        marks = [mark for mark in (self.watermark, other.watermark) if mark is not None]
+        return SourceRecord(
+            self.source,
+            max(self.rows, other.rows),
+            max(marks, default=None),
+            max(self.active_at, other.active_at),
+            tuple(sorted({*self.quarantined, *other.quarantined})),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorRecord:

@@ -48,7 +48,7 @@ class WithColumns:
 
 @dataclass(frozen=True, slots=True)
 class Sql:
-    """A query over the rows of `stream`, in Spark SQL, that looks at one row at a time."""
+    """A query over the table `rows`, in Spark SQL, that looks at one row at a time."""
 
     query: str
 

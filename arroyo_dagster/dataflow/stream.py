@@ -91,19 +91,20 @@ class Stream:
         return self.with_columns(**{name: expression})
 
     def sql(self, query: str) -> Stream:
-        """Run a query in Spark SQL that looks at one row at a time: `sql("SELECT upper(name) AS name FROM stream")`.
+        """Run a query in Spark SQL that looks at one row at a time: `sql("SELECT upper(name) AS name FROM rows")`.
 
-        A query that has to see rows together (GROUP BY, DISTINCT, ORDER BY, LIMIT, a join that shuffles) is refused
-        when the pipeline first runs: an epoch is no meaningful unit for it. Aggregate and process are.
+        A query that has to see rows together (GROUP BY, DISTINCT, ORDER BY, LIMIT, a join of `rows` with itself) is
+        refused when the pipeline first runs: an epoch is no meaningful unit for it; use aggregate or process. A join
+        with a table of Spark's is fine if that table is small enough to be sent to every task.
         """
-        if not re.search(r"\bstream\b", _sql("a query", query)):
-            raise ConfigurationError("the query does not mention the table `stream`: SELECT ... FROM stream")
+        if not re.search(r"\brows\b", _sql("a query", query)):
+            raise ConfigurationError("the query does not mention the table `rows`: SELECT ... FROM rows")
         return self._stepped(Sql(query), None)
 
     def map_batches(
         self, function: Callable[[pa.RecordBatch], pa.RecordBatch], schema: pa.Schema | None = None
     ) -> Stream:
-        """Apply a function to every Arrow batch. It keeps no state, and its batches may be of any size.
+        """Apply a function to every Arrow batch. It keeps no state, and does the same every time.
 
         Give a schema when the columns that come out are not those that go in.
         """

@@ -116,7 +116,7 @@ class TimeRows(Protocol):
     """A `TimeTable` in use, in one subtask. Times are microseconds since 1970."""
 
     def append(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Add rows. Those that the watermark has left behind already are not kept."""
+        """Add rows. Those that the watermark has left behind already are not kept, and show in the metrics."""
 
     def scan(self, start: int | None = None, end: int | None = None) -> pa.Table:
         """Return the rows with `start <= time < end`. Only the files that can have some are read."""

@@ -12,14 +12,16 @@ from pendulum import DateTime
 class Clock:
     """The event time of one leg of a stage.
 
-    `active_at` is the timestamp of the last barrier that had rows before it. A leg that reads what an earlier stage
-    left has that stage's watermark, no delay, and is never idle (`idle_after` is None).
+    `active_at` is the timestamp of the last barrier that had rows before it. A source that has more to give than an
+    epoch may take is not idle (`idle_after` is None). A leg that reads what an earlier stage left has that stage's
+    watermark and no delay, and is `asleep` if that stage's own inputs are idle.
     """
 
     watermark: int | None
     active_at: DateTime
     delay: int = 0
     idle_after: int | None = None
+    asleep: bool = False
 
     def advance(self, latest: int | None, rows: int, barrier: DateTime) -> Clock:
         """Take in an epoch's rows, of which the latest happened at `latest`."""
@@ -29,7 +31,7 @@ class Clock:
     def idle(self, barrier: DateTime) -> bool:
         """Whether nothing has come for so long that nobody should wait for it."""
         silence = (barrier - self.active_at).total_seconds() * 1_000_000
-        return self.idle_after is not None and silence > self.idle_after
+        return self.asleep or (self.idle_after is not None and silence > self.idle_after)
 
 
 def combine(clocks: Iterable[Clock], barrier: DateTime, previous: int | None) -> int | None:

@@ -4,6 +4,8 @@
                        snapshots/<20 digits>.json                        a fold of the log up to there
                        probes/<token>                                    made and deleted to try the storage
                        epochs/<20 digits>/attempt-<n>/manifest.json      what an attempt has made
+                                                      <stage>/<table>/<token>.parquet    a file of a state table
+                                                      <stage>/exchange/<token>.arrow     rows for a later stage
 """
 
 import re
@@ -56,3 +58,18 @@ def attempt(epoch: int, number: int) -> ObjectPath:
 def manifest(epoch: int, number: int) -> ObjectPath:
     """Name the manifest of one attempt at an epoch."""
     return ObjectPath(f"{attempt(epoch, number)}/manifest.json")
+
+
+def stage(epoch: int, number: int, name: str) -> ObjectPath:
+    """Name the prefix that one stage of an attempt writes under."""
+    return ObjectPath(f"{attempt(epoch, number)}/{name}")
+
+
+def table_file(directory: ObjectPath, table: str, token: str) -> ObjectPath:
+    """Name a file of a state table of a stage; the token is unique."""
+    return ObjectPath(f"{directory}/{table}/{token}.parquet")
+
+
+def exchange_file(directory: ObjectPath, token: str) -> ObjectPath:
+    """Name a file of rows that a stage leaves for later ones; the token is unique."""
+    return ObjectPath(f"{directory}/exchange/{token}.arrow")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -329,7 +329,7 @@ def _merged_values(values: pa.ChunkedArray, groups: npt.NDArray[np.int64], count
     of_value = groups[pc.list_parent_indices(lists).to_numpy()]
     pairs = pa.table({"group": of_value, "value": lists.flatten()})
     distinct = pairs.group_by(["group", "value"], use_threads=False).aggregate([])
-    distinct = distinct.take(pc.sort_indices(distinct["group"]))
+    distinct = distinct.sort_by([("group", "ascending"), ("value", "ascending")])
     sizes = np.bincount(distinct["group"].to_numpy(), minlength=count)
     offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(sizes, dtype=np.int32)])
     return pa.ListArray.from_arrays(pa.array(offsets), distinct["value"].combine_chunks(), type=lists.type)
@@ -343,7 +343,13 @@ def _one_each(values: pa.ChunkedArray) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), whole.drop_null())
 
 
+def check_columns(rows: pa.Schema, columns: Iterable[str]) -> None:
+    """See that rows have these columns."""
+    for column in columns:
+        if column not in rows.names:
+            raise ConfigurationError(f"the stream has no column {column!r}; it has {', '.join(rows.names)}")
+
+
 def _type_of(rows: pa.Schema, column: str) -> pa.DataType:
-    if column not in rows.names:
-        raise ConfigurationError(f"the stream has no column {column!r}; it has {', '.join(rows.names)}")
+    check_columns(rows, [column])
     return rows.field(column).type

@@ -93,14 +93,16 @@ class WindowOperator(Operator):
         """Begin with nothing received."""
         self._received = [self._partials.schema.empty_table()]
         self._rows = 0
+        self._most = _ROWS_IN_MEMORY
 
     def process_batch(self, batch: pa.RecordBatch, ctx: OperatorContext, input: int = 0) -> None:  # noqa: A002
         """Take partials."""
         self._received.append(pa.Table.from_batches([batch]))
         self._rows += batch.num_rows
-        if self._rows > _ROWS_IN_MEMORY:
+        if self._rows > self._most:
             self._received = [self._partials.merge(pa.concat_tables(self._received))]
             self._rows = self._received[0].num_rows
+            self._most = max(_ROWS_IN_MEMORY, 2 * self._rows)  # so that each row is merged a few times at most
 
     def handle_watermark(self, watermark: DateTime, ctx: OperatorContext) -> DateTime:
         """Close the windows that end at the watermark or before it."""

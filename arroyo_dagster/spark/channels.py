@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from hashlib import blake2b, sha1
 
 import numpy as np
 import pyarrow as pa
@@ -63,7 +64,9 @@ class ChannelBarrier:
     """The end of an epoch on one channel.
 
     `rows` and `messages` were sent on this channel before it; `rows_read` and `latest` tell what the sender read
-    altogether, and when the latest of it happened. The first subtask also gets the sender's report.
+    altogether, and when the latest of it happened. `output` is a digest of all that the sender has sent on all of its
+    channels: a task that is tried again must not tell different subtasks different things. The first subtask also
+    gets the sender's report.
     """
 
     epoch: int
@@ -72,6 +75,7 @@ class ChannelBarrier:
     messages: int
     rows_read: int
     latest: int | None
+    output: str
     report: SenderReport | None
 
 
@@ -87,6 +91,7 @@ class Sender:
         self._groups = groups
         self._rows = [0] * parallelism
         self._messages = [0] * parallelism
+        self._output = blake2b(digest_size=16)
 
     @property
     def rows_sent(self) -> int:
@@ -98,7 +103,10 @@ class Sender:
         for subtask, part in enumerate(self._routed(rows)):
             size = max(1, min(_PAYLOAD_ROWS, part.num_rows * _PAYLOAD_BYTES // max(part.nbytes, 1)))
             for batch in part.combine_chunks().to_batches(max_chunksize=size) if part.num_rows else ():
-                yield self._message(subtask, Kind.DATA, self._messages[subtask], _pack(batch))
+                payload = _pack(batch)
+                yield self._message(subtask, Kind.DATA, self._messages[subtask], payload)
+                self._output.update(subtask.to_bytes(4, "big"))
+                self._output.update(sha1(payload, usedforsecurity=False).digest())
                 self._rows[subtask] += batch.num_rows
                 self._messages[subtask] += 1
 
@@ -106,22 +114,29 @@ class Sender:
         """End the epoch on every channel."""
         for subtask, (rows, messages) in enumerate(zip(self._rows, self._messages, strict=True)):
             barrier = ChannelBarrier(
-                epoch, attempt, rows, messages, report.rows_read, report.latest, None if subtask else report
+                epoch,
+                attempt,
+                rows,
+                messages,
+                report.rows_read,
+                report.latest,
+                self._output.hexdigest(),
+                None if subtask else report,
             )
             yield self._message(subtask, Kind.BARRIER, 0, pa.py_buffer(json.dumps(encode(barrier)).encode()))
 
     def _routed(self, rows: pa.Table) -> Iterator[pa.Table]:
-        if self._parallelism == 1 or not rows.num_rows:
-            yield rows
-            return
         missing = [key for key in self._keys if key not in rows.column_names]
         if missing:
             raise AttemptError(
                 f"the stream has no column {missing[0]!r} to be keyed by; it has {', '.join(rows.column_names)}"
             )
+        if self._parallelism == 1 or not rows.num_rows:
+            yield rows
+            return
         groups = key_groups([rows[key] for key in self._keys], self._groups)
         targets = subtasks_of(groups, self._groups, self._parallelism).astype(np.uint16)  # small numbers sort fast
-        ordered = rows.take(pa.array(np.argsort(targets, kind="stable")))
+        ordered = _without_views(rows).take(pa.array(np.argsort(targets, kind="stable")))
         ends = np.cumsum(np.bincount(targets, minlength=self._parallelism)).tolist()
         for start, end in zip([0, *ends], ends, strict=False):
             yield ordered.slice(start, end - start)
@@ -222,6 +237,14 @@ class Receiver:
 
     def _broken(self, channel: tuple[int, int], what: str) -> AttemptError:
         return AttemptError(f"{self._name(channel)} {what}; nothing of this attempt is committed")
+
+
+def _without_views(rows: pa.Table) -> pa.Table:
+    """Arrow cannot take from columns of views."""
+    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    if not any(kind in plain for kind in rows.schema.types):
+        return rows
+    return rows.cast(pa.schema([field.with_type(plain.get(field.type, field.type)) for field in rows.schema]))
 
 
 def _pack(batch: pa.RecordBatch) -> pa.Buffer:

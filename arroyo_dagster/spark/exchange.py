@@ -14,7 +14,7 @@ from arroyo_dagster.log import Store
 from arroyo_dagster.log.codec import decode, encode
 from arroyo_dagster.model import JsonValue, ObjectPath
 from arroyo_dagster.spark.reports import Exchange, ExchangeFile
-from arroyo_dagster.state.files import checksum
+from arroyo_dagster.state.files import checksum, create_checked
 
 _FILE_BYTES = 128 << 20
 
@@ -47,18 +47,18 @@ class ExchangeWriter:
         if self._out.tell() >= _FILE_BYTES:
             self._finish()
 
-    def close(self, watermark: int | None) -> Exchange:
+    def close(self, watermark: int | None, *, timed: bool, idle: bool) -> Exchange:
         """Make everything durable, and tell what there is."""
         self._finish()
-        return Exchange(tuple(self._files), None if self._schema is None else pack_schema(self._schema), watermark)
+        schema = None if self._schema is None else pack_schema(self._schema)
+        return Exchange(tuple(self._files), schema, watermark, timed, idle)
 
     def _finish(self) -> None:
         if self._writer is None or self._out is None:
             return
         self._writer.close()
         data, path = self._out.getvalue(), self._name(len(self._files))
-        self._store.create(path, data.to_pybytes())
-        self._files.append(ExchangeFile(path, self._rows, data.size, checksum(data)))
+        self._files.append(ExchangeFile(path, self._rows, data.size, create_checked(self._store, path, data)))
         self._out, self._writer, self._rows = None, None, 0
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from arroyo_dagster.dataflow.watermarks import Clock
+from arroyo_dagster.errors import AttemptError
 from arroyo_dagster.model import FileEntry, OperatorRecord, SourceRecord, Span, StagedOutput
 from arroyo_dagster.spark.channels import SenderReport
 from arroyo_dagster.spark.reports import Exchange, StageReport, SubtaskReport, WriterReport
@@ -15,7 +16,9 @@ from arroyo_dagster.state.manager import gather
 
 def report_on_subtasks(task: StageTask, reports: Sequence[SubtaskReport]) -> StageReport:
     """What a stage with an operator has done, from the reports of all subtasks in order."""
+    _check_complete(task, [report.subtask for report in reports], range(task.parallelism))
     senders = [sender for report in reports for sender in report.senders]
+    _check_agreement(task, reports, senders)
     staged = [output for report in reports for output in report.staged]
     if task.window and task.window.late:
         late_to = task.window.late.identity.sink
@@ -38,6 +41,8 @@ def report_on_subtasks(task: StageTask, reports: Sequence[SubtaskReport]) -> Sta
         tuple(file for report in reports for file in report.exchange.files),
         next((report.exchange.schema for report in reports if report.exchange.schema), None),
         min(marks, default=None),
+        timed=reports[0].exchange.timed,
+        idle=reports[0].exchange.idle,
     )
     return StageReport(
         task.stage,
@@ -53,6 +58,8 @@ def report_on_subtasks(task: StageTask, reports: Sequence[SubtaskReport]) -> Sta
 def report_on_writers(task: StageTask, reports: Sequence[WriterReport]) -> StageReport:
     """What a stage without an operator has done."""
     senders = [report.sender for report in reports]
+    expected = [(leg.number, partition) for leg in task.legs for partition in range(max(1, len(leg.partitions)))]
+    _check_complete(task, sorted((sender.leg, sender.sender) for sender in senders), expected)
     sink = task.outlets[0].identity.sink
     return StageReport(
         task.stage,
@@ -65,6 +72,22 @@ def report_on_writers(task: StageTask, reports: Sequence[WriterReport]) -> Stage
     )
 
 
+def _check_complete(task: StageTask, reported: Sequence[object], expected: Iterable[object]) -> None:
+    """Every task has reported, and none twice."""
+    if reported != list(expected):
+        raise AttemptError(f"stage {task.stage!r}: its tasks have reported as {reported}, not as {list(expected)}")
+
+
+def _check_agreement(task: StageTask, reports: Sequence[SubtaskReport], senders: Sequence[SenderReport]) -> None:
+    """All subtasks have got what the same try of each sender has sent, and all of it."""
+    received, sent = sum(report.rows_in for report in reports), sum(sender.rows_sent for sender in senders)
+    if len({report.outputs for report in reports}) > 1 or received != sent:
+        raise AttemptError(
+            f"stage {task.stage!r}: a task before the shuffle was tried again and gave out other rows than before "
+            f"({sent} rows were sent, {received} have come); see that sources and functions do the same every time"
+        )
+
+
 def _source_records(task: StageTask, senders: Sequence[SenderReport]) -> tuple[SourceRecord, ...]:
     records: dict[str, SourceRecord] = {}
     for leg in task.legs:
@@ -75,7 +98,8 @@ def _source_records(task: StageTask, senders: Sequence[SenderReport]) -> tuple[S
         rows, now = sum(sender.rows_read for sender in mine), task.barrier.timestamp
         clock = leg.clock.advance(latest, rows, now) if leg.clock else Clock(None, now)
         quarantined = tuple(sorted({name for sender in mine for name in sender.quarantined}))
-        records[leg.origin] = SourceRecord(leg.origin, rows, clock.watermark, clock.active_at, quarantined)
+        record = SourceRecord(leg.origin, rows, clock.watermark, clock.active_at, quarantined)
+        records[leg.origin] = record.joined(records[leg.origin]) if leg.origin in records else record
     return tuple(records.values())
 
 

@@ -40,8 +40,7 @@ def run_stage(
     """
     ship_code(session)
     rows = [take_steps(session, plan) for plan in plan_legs(context)]
-    schema = next((of_leg.schema for of_leg in rows if of_leg.schema is not None), None)
-    task = plan_stage(context, [of_leg.leg for of_leg in rows], schema)
+    task = plan_stage(context, [of_leg.leg for of_leg in rows], [of_leg.schema for of_leg in rows])
     together = reduce(DataFrame.union, [_sent(session, task, of_leg) for of_leg in rows])
     with from_tasks(f"stage {task.stage!r}"):
         if task.operator is None:

@@ -17,8 +17,9 @@ from arroyo_dagster.dataflow.source import Source, Split
 from arroyo_dagster.dataflow.stages import Leg, Stage
 from arroyo_dagster.dataflow.stream import check_time, fields_of
 from arroyo_dagster.dataflow.watermarks import Clock
+from arroyo_dagster.errors import ConfigurationError
 from arroyo_dagster.model import CheckpointBarrier, FileEntry, Manifest, Plan
-from arroyo_dagster.operators.partials import Partials
+from arroyo_dagster.operators.partials import Partials, check_columns
 from arroyo_dagster.operators.window import WindowOperator
 from arroyo_dagster.spark.exchange import ExchangeSource
 from arroyo_dagster.spark.reports import StageReport
@@ -68,9 +69,11 @@ def plan_legs(context: StageContext) -> list[LegPlan]:
     return [_plan_leg(context, leg, number) for number, leg in enumerate(context.stage.legs)]
 
 
-def plan_stage(context: StageContext, legs: Sequence[LegTask], rows: pa.Schema | None) -> StageTask:
-    """Work out the rest of a stage, once the schema of the `rows` that come to it is known, if any come."""
+def plan_stage(context: StageContext, legs: Sequence[LegTask], schemas: Sequence[pa.Schema | None]) -> StageTask:
+    """Work out the rest of a stage, once the `schemas` of the rows that come by each leg are known, if any come."""
     stage, attempt, parent = context.stage, context.attempt, context.parent
+    _check_keys(legs, schemas)
+    rows = next((schema for schema in schemas if schema is not None), None)
     tables: dict[str, tuple[FileEntry, ...]] = {}
     watermark = None
     if parent is not None and stage.operator is not None:
@@ -95,6 +98,23 @@ def plan_stage(context: StageContext, legs: Sequence[LegTask], rows: pa.Schema |
         tuple(_sink(context, outlet.sink, outlet.steps) for outlet in stage.outlets),
         stage.exchanged,
     )
+
+
+def _check_keys(legs: Sequence[LegTask], schemas: Sequence[pa.Schema | None]) -> None:
+    """See that rows with equal keys will meet, by whichever leg they come."""
+    first: tuple[LegTask, list[pa.DataType]] | None = None
+    for leg, schema in zip(legs, schemas, strict=True):
+        if schema is None or not leg.keys:
+            continue
+        check_columns(schema, leg.keys)
+        kinds = [schema.field(key).type for key in leg.keys]
+        if first is None:
+            first = (leg, kinds)
+        elif kinds != first[1]:
+            raise ConfigurationError(
+                f"{leg.stage}: the key is {', '.join(map(str, first[1]))} in the rows of {first[0].origin}, but "
+                f"{', '.join(map(str, kinds))} in those of {leg.origin}, so that equal ones would not meet: cast one"
+            )
 
 
 def pack(splits: Sequence[Split], most: int) -> tuple[tuple[Split, ...], ...]:
@@ -146,7 +166,8 @@ def _origin(context: StageContext, leg: Leg) -> tuple[Source, Sequence[Split], p
         exchange = context.earlier[leg.origin].exchange
         assert exchange is not None
         rows = ExchangeSource(exchange, context.state.open)
-        return rows, rows.splits(None, None), rows.schema, Clock(exchange.watermark, now)
+        clock = Clock(exchange.watermark, now, asleep=exchange.idle) if exchange.timed else None
+        return rows, rows.splits(None, None), rows.schema, clock
     node = context.graph.source(leg.origin)
     assert node is not None
     # A source that came after the plan was made is read from the next epoch on.
@@ -160,7 +181,8 @@ def _origin(context: StageContext, leg: Leg) -> tuple[Source, Sequence[Split], p
     records = {record.source: record for record in (context.parent.sources if context.parent else ())}
     record = records.get(leg.origin)
     watermark, active_at = (record.watermark, record.active_at) if record else (None, now)
-    return node.source, splits, schema, Clock(watermark, active_at, node.delay, node.idle_after)
+    idle_after = None if span and span.backlog else node.idle_after
+    return node.source, splits, schema, Clock(watermark, active_at, node.delay, idle_after)
 
 
 def _sink(context: StageContext, name: str, steps: tuple[MapBatches, ...] = ()) -> SinkTask:

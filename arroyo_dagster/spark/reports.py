@@ -22,16 +22,25 @@ class ExchangeFile:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What an operator has for later stages. `schema` is Arrow's own, in Base64; None when there were no rows."""
+    """What an operator has for later stages. `schema` is Arrow's own, in Base64; None when there were no rows.
+
+    `timed` says that there is event time at all, `idle` that all of the operator's inputs are idle, so that nobody
+    should wait for its watermark.
+    """
 
     files: tuple[ExchangeFile, ...]
     schema: str | None
     watermark: int | None
+    timed: bool
+    idle: bool
 
 
 @dataclass(frozen=True, slots=True)
 class SubtaskReport:
-    """What one subtask has done. Watermarks are those before and after the operator has looked at them."""
+    """What one subtask has done. Watermarks are those before and after the operator has looked at them.
+
+    `outputs` are what the barriers say that each sender has sent altogether, in the order of legs and senders.
+    """
 
     subtask: int
     rows_in: int
@@ -44,6 +53,7 @@ class SubtaskReport:
     exchange: Exchange
     metrics: Mapping[str, int]
     spans: tuple[Span, ...]
+    outputs: tuple[str, ...]
     senders: tuple[SenderReport, ...]
 
 

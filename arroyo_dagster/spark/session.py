@@ -67,8 +67,8 @@ def is_embedded(master: str) -> bool:
 
 
 def _start(master: str, config: Mapping[str, str]) -> SparkSession:
-    _check_alone(master)
     _check_master(master)
+    _check_alone(master)
     settings: dict[str, str | bool | float | None]
     settings = {**_SETTINGS, "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     if is_embedded(master):
@@ -92,8 +92,8 @@ def _connect(remote: str, config: Mapping[str, str]) -> SparkSession:
     where = _without_token(remote)
     session: Any = _connected.get(remote)
     if session is None or session.is_stopped:
-        _check_alone(where)
         _check_server(remote, where)
+        _check_alone(where)
         from pyspark.sql import SparkSession  # noqa: PLC0415 - it is loaded when it is needed
 
         session = SparkSession.builder.remote(remote).create()

@@ -97,4 +97,4 @@ class StageTask:
     @property
     def directory(self) -> ObjectPath:
         """Where this stage may write."""
-        return ObjectPath(f"{names.attempt(self.barrier.epoch, self.attempt)}/{self.stage}")
+        return names.stage(self.barrier.epoch, self.attempt, self.stage)

@@ -14,14 +14,15 @@ from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import StructType
 
 from arroyo_dagster.dataflow.graph import MapBatches, Select, Sql, Step, Where, WithColumns
 from arroyo_dagster.errors import ConfigurationError
 from arroyo_dagster.spark.plans import LegPlan
 from arroyo_dagster.spark.spec import LegTask
-from arroyo_dagster.spark.upstream import apply_functions, read
+from arroyo_dagster.spark.upstream import READER, apply_functions, read
 
+_BROADCAST = "BroadcastExchange"
+_NODE = re.compile(r"[A-Za-z]\w*")
 # What a line of a physical plan begins with, when it is about rows that have to come together.
 _TOGETHER = re.compile(
     r"^[\W\d]*(Exchange|HashAggregate|ObjectHashAggregate|SortAggregate|Sort|Window|WindowGroupLimit|SortMergeJoin|"
@@ -60,7 +61,8 @@ def take_steps(session: SparkSession, plan: LegPlan) -> SparkRows:
             f"{leg.stage}: the columns of {leg.origin} are not known, so that Spark cannot work on them: "
             "give the function or operator before that step a schema="
         )
-    frame = partition_ids(session, leg).mapInArrow(read(leg, schema), _spark_schema(schema, leg))
+    schema = _for_spark(schema, leg)
+    frame = partition_ids(session, leg).mapInArrow(read(leg, schema), from_arrow_schema(schema))
     for place, step in enumerate(plan.steps):
         with _explained(leg, step):
             frame = _step(session, f"arroyo_dagster_{leg.stage}_{leg.number}_{place}", leg, frame, step)
@@ -83,33 +85,61 @@ def _step(session: SparkSession, view: str, leg: LegTask, frame: DataFrame, step
         case Sql(query):
             frame.createOrReplaceTempView(view)
             # The name is bound inside the query: with Spark Connect, a view is looked up only when the query runs.
-            return session.sql(f"WITH stream AS (SELECT * FROM {view}) SELECT * FROM ({query})")  # noqa: S608
+            return session.sql(f"WITH rows AS (SELECT * FROM {view}) SELECT * FROM ({query})")  # noqa: S608
         case MapBatches(schema=schema):
-            rows = schema or to_arrow_schema(frame.schema, timezone="UTC")
-            return frame.mapInArrow(apply_functions((step,), rows, leg.stage), _spark_schema(rows, leg))
+            rows = _for_spark(schema or to_arrow_schema(frame.schema, timezone="UTC"), leg)
+            return frame.mapInArrow(apply_functions((step,), rows, leg.stage), from_arrow_schema(rows))
         case _:
             assert_never(step)
 
 
 def _check_narrow(frame: DataFrame, leg: LegTask) -> None:
     """Refuse steps that see rows together: what they give out would depend on where epochs begin and end."""
-    plan = io.StringIO()
-    with redirect_stdout(plan):
+    text = io.StringIO()
+    with redirect_stdout(text):
         frame.explain()
-    if _TOGETHER.search(plan.getvalue()):
+    plan = text.getvalue()
+    way = f"{leg.stage}: a query on the way from {leg.origin}"
+    if _TOGETHER.search(plan) or plan.count(READER) > 1:
         raise ConfigurationError(
-            f"{leg.stage}: a query on the way from {leg.origin} has to see rows together (GROUP BY, DISTINCT, ORDER "
-            "BY, LIMIT or a join that shuffles), and an epoch is no meaningful unit for that: use aggregate or process"
+            f"{way} has to see rows together (GROUP BY, DISTINCT, ORDER BY, LIMIT, or a join or union of the rows with "
+            "themselves), and an epoch is no meaningful unit for that: use aggregate, process or union"
+        )
+    if READER not in plan:
+        raise ConfigurationError(f"{way} lets no row through, whatever it reads: mend its condition, or take it out")
+    if _BROADCAST in _above(plan, READER):
+        raise ConfigurationError(
+            f"{way} joins in a way that would send all rows everywhere: "
+            "hint at the other table, as in SELECT /*+ BROADCAST(other) */"
         )
 
 
-def _spark_schema(schema: pa.Schema, leg: LegTask) -> StructType:
-    try:
-        return from_arrow_schema(schema)
-    except PySparkException as error:
-        raise ConfigurationError(
-            f"{leg.stage}: Spark has no type for a column of {leg.origin}: {error.getMessage() or error}"
-        ) from error
+def _above(plan: str, node: str) -> set[str]:
+    """The names of the nodes above one, in the tree of a physical plan."""
+    above, limit = set[str](), None
+    for line in reversed(plan.splitlines()):
+        name = _NODE.search(line)
+        if name is None or (limit is None and node not in line):
+            continue
+        if limit is None or name.start() < limit:
+            limit = name.start()
+            above.add(name[0])
+    return above
+
+
+def _for_spark(schema: pa.Schema, leg: LegTask) -> pa.Schema:
+    """The schema as Spark would have it: times in microseconds, and no types that it lacks."""
+    fields = []
+    for field in schema:
+        try:
+            [column] = to_arrow_schema(from_arrow_schema(pa.schema([field])), timezone="UTC")
+        except (PySparkException, ValueError, TypeError) as error:
+            raise ConfigurationError(
+                f"{leg.stage}: Spark has no type for the column {field.name!r} of {leg.origin}, which is {field.type}: "
+                "turn it into another with map_batches before Spark's steps"
+            ) from error
+        fields.append(column)
+    return pa.schema(fields)
 
 
 @contextmanager

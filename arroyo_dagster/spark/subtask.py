@@ -16,14 +16,14 @@ from pyspark import TaskContext
 from arroyo_dagster.dataflow.operator import Operator, OperatorContext
 from arroyo_dagster.dataflow.sink import StagedWriter
 from arroyo_dagster.dataflow.tables import TableSpec
-from arroyo_dagster.dataflow.watermarks import combine
+from arroyo_dagster.dataflow.watermarks import Clock, combine
 from arroyo_dagster.errors import AttemptError
-from arroyo_dagster.log import ObjectStorage
-from arroyo_dagster.model import ObjectPath, Span, StagedOutput, from_micros, to_micros
+from arroyo_dagster.log import ObjectStorage, names
+from arroyo_dagster.model import Span, StagedOutput, from_micros, to_micros
 from arroyo_dagster.spark.channels import ChannelBarrier, Receiver
 from arroyo_dagster.spark.exchange import ExchangeWriter
 from arroyo_dagster.spark.failures import explained
-from arroyo_dagster.spark.reports import SubtaskReport
+from arroyo_dagster.spark.reports import Exchange, SubtaskReport
 from arroyo_dagster.spark.spec import SinkTask, StageTask
 from arroyo_dagster.spark.upstream import Task, apply_steps, report_row
 from arroyo_dagster.state.hashing import groups_of
@@ -97,7 +97,8 @@ class Subtask:
                     operator.process_batch(batch, context, stage.legs[leg].input)
         with self._span("align"):
             barriers = receiver.align()
-        watermark = self._advance(barriers)
+        clocks, now = self._clocks(barriers), stage.barrier.timestamp
+        watermark = combine(clocks, now, stage.watermark)
         context.watermark = None if watermark is None else self._as_time(watermark)
         self._tables.watermark = watermark
         watermark_out = watermark
@@ -106,8 +107,9 @@ class Subtask:
                 watermark_out = to_micros(operator.handle_watermark(context.watermark, context))
         self._checkpoint()
         with self._span("emit"):
-            staged, exchange = self._outputs.close(watermark_out)
-        reports = (barriers[channel].report for channel in sorted(barriers))
+            idle = all(clock.idle(now) for clock in clocks)
+            staged, exchange = self._outputs.close(watermark_out, timed=bool(clocks), idle=idle)
+        in_order = [barriers[channel] for channel in sorted(barriers)]
         return SubtaskReport(
             self._index,
             self._rows_in,
@@ -118,20 +120,21 @@ class Subtask:
             self._tables.reports(),
             staged,
             exchange,
-            dict(context.metrics),
+            {**context.metrics, **self._tables.dropped()},
             tuple(self._spans),
-            tuple(report for report in reports if report is not None),
+            tuple(barrier.output for barrier in in_order),
+            tuple(barrier.report for barrier in in_order if barrier.report is not None),
         )
 
-    def _advance(self, barriers: Mapping[tuple[int, int], ChannelBarrier]) -> int | None:
-        """How far event time has come behind all legs together."""
-        now, clocks = self._stage.barrier.timestamp, []
+    def _clocks(self, barriers: Mapping[tuple[int, int], ChannelBarrier]) -> list[Clock]:
+        """How far event time has come on each leg that has it."""
+        now, clocks = self._stage.barrier.timestamp, list[Clock]()
         for number, leg in enumerate(self._stage.legs):
             if leg.clock is not None:
                 mine = [barrier for (of, _), barrier in barriers.items() if of == number]
                 latest = max((barrier.latest for barrier in mine if barrier.latest is not None), default=None)
                 clocks.append(leg.clock.advance(latest, sum(barrier.rows_read for barrier in mine), now))
-        return combine(clocks, now, self._stage.watermark)
+        return clocks
 
     def _as_time(self, watermark: int) -> DateTime:
         try:
@@ -139,7 +142,7 @@ class Subtask:
         except (OverflowError, ValueError, OSError) as error:
             raise AttemptError(
                 f"operator {self._stage.stage!r}: the latest row of its input happened {watermark} microseconds after "
-                "1970, beyond the year 9999: mend its time in the source"
+                "1970, in a year that no calendar has: mend its time in the source"
             ) from error
 
     def _checkpoint(self) -> None:
@@ -150,6 +153,7 @@ class Subtask:
         if persist and (not self._tables.persisted or self._tables.dirty):
             with self._span("persist"):
                 self._tables.checkpoint()
+        self._tables.tidy()
         if dirty := self._tables.dirty:
             raise AttemptError(
                 f"operator {self._stage.stage!r}, subtask {self._index}: handle_checkpoint said False, but table "
@@ -199,8 +203,7 @@ class _Outputs:
         self._stage = stage
         self._token = token
         self._writers: list[tuple[SinkTask, StagedWriter]] | None = None
-        directory = ObjectPath(f"{stage.directory}/exchange")
-        self._exchange = ExchangeWriter(store, lambda number: ObjectPath(f"{directory}/{token}-{number}.arrow"))
+        self._exchange = ExchangeWriter(store, lambda number: names.exchange_file(stage.directory, f"{token}-{number}"))
         self.rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -218,6 +221,6 @@ class _Outputs:
         if self._stage.exchanged:
             self._exchange.write(batch)
 
-    def close(self, watermark: int | None) -> tuple[tuple[StagedOutput, ...], Any]:
+    def close(self, watermark: int | None, *, timed: bool, idle: bool) -> tuple[tuple[StagedOutput, ...], Exchange]:
         staged = tuple(StagedOutput(outlet.identity.sink, writer.close()) for outlet, writer in self._writers or ())
-        return staged, self._exchange.close(watermark)
+        return staged, self._exchange.close(watermark, timed=timed, idle=idle)

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import types
 from pyspark import TaskContext
 
 from arroyo_dagster.dataflow.graph import MapBatches
@@ -34,6 +35,9 @@ from arroyo_dagster.spark.spec import LegTask, SinkTask, StageTask
 from arroyo_dagster.state.times import to_micros
 
 Task: TypeAlias = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+READER = "arroyo_dagster_read"
+"""What those who read rows for Spark are called in its plans."""
 
 REPORT = pa.schema([("subtask", pa.int32()), ("report", pa.string())])
 
@@ -70,6 +74,7 @@ def read(leg: LegTask, schema: pa.Schema) -> Task:
             yield conformed(batch, schema, f"the rows of {leg.origin}")
         _save(tally, path)
 
+    run.__name__ = READER
     return run
 
 
@@ -80,8 +85,10 @@ def send(stage: StageTask, leg: LegTask, schema: pa.Schema) -> Task:
         path = _tally_file(leg)
         rows = (conformed(batch, schema, f"the rows of {leg.origin}") for batch in batches)
         steps = _stepped(rows, leg.last_steps, leg.stage)
-        yield from _deliver(stage, leg, steps, lambda: decode(Tally, json.loads(path.read_text()), str(path)))
-        path.unlink()
+        try:
+            yield from _deliver(stage, leg, steps, lambda: decode(Tally, json.loads(path.read_text()), str(path)))
+        finally:
+            path.unlink(missing_ok=True)
 
     return run
 
@@ -104,7 +111,10 @@ def conformed(batch: pa.RecordBatch, schema: pa.Schema, what: str) -> pa.RecordB
     if missing:
         raise AttemptError(f"{what} have no column {missing[0]!r}; they have {', '.join(batch.schema.names)}")
     try:
-        columns = [batch.column(field.name).cast(field.type) for field in schema]
+        # What is finer than a microsecond is cut off.
+        columns = [
+            batch.column(field.name).cast(field.type, safe=not types.is_timestamp(field.type)) for field in schema
+        ]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise AttemptError(f"{what} do not fit their schema: {error}") from error
     return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -128,6 +128,22 @@ def _is_whole(kind: pa.DataType) -> bool:
     return bool(types.is_integer(kind) or types.is_timestamp(kind) or types.is_date32(kind))
 
 
+def create_checked(store: Store, path: ObjectPath, data: pa.Buffer) -> str:
+    """Create an object under a name of our own, and return its checksum. An unclear answer is cleared up."""
+    expected = checksum(data)
+    try:
+        if store.create(path, data.to_pybytes()) is Creation.CREATED:
+            return expected
+        failure = StorageError(f"{store.url}/{path} exists already, and is not what was to be written there")
+    except StorageError as error:
+        failure = error
+    # The answer to a request may be lost, and a client that repeats it finds its own object.
+    [found] = store.read([path])
+    if found is None or checksum(found) != expected:
+        raise failure
+    return expected
+
+
 def _store(
     store: Store,
     path: ObjectPath,
@@ -137,15 +153,4 @@ def _store(
     key_groups: tuple[int, int] | None,
     times: tuple[int, int] | None,
 ) -> FileEntry:
-    entry = FileEntry(path, rows, data.size, key_groups, times, checksum(data), digest_text(digest))
-    try:
-        if store.create(path, data.to_pybytes()) is Creation.CREATED:
-            return entry
-        failure = StorageError(f"{store.url}/{path} exists already, and is not what was to be written there")
-    except StorageError as error:
-        failure = error
-    # The answer to a request may be lost, and a client that repeats it finds its own object.
-    [found] = store.read([path])
-    if found is None or checksum(found) != entry.checksum:
-        raise failure
-    return entry
+    return FileEntry(path, rows, data.size, key_groups, times, create_checked(store, path, data), digest_text(digest))

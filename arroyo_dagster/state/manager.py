@@ -58,6 +58,17 @@ class SubtaskTables(TableManager):
             table.checkpoint(self.watermark)
         self.persisted = True
 
+    def tidy(self) -> None:
+        """Merge the files of shared tables if they are too many, whether this subtask has changed anything or not."""
+        for name, table in self._tables.items():
+            if self._subtask == 0 and isinstance(self._specs[name], GlobalTable) and not table.dirty:
+                table.checkpoint(self.watermark)
+
+    def dropped(self) -> dict[str, int]:
+        """How many rows came to tables that the watermark had left behind already, by table."""
+        counts = {name: table.dropped for name, table in self._tables.items() if isinstance(table, TimeRowsTable)}
+        return {f"late rows of table {name}": count for name, count in counts.items() if count}
+
     def discard(self) -> None:
         """Forget what has changed since the last epoch."""
         for table in self._tables.values():

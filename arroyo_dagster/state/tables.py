@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from arroyo_dagster.dataflow.tables import TableSpec
 from arroyo_dagster.errors import AttemptError, ConfigurationError
-from arroyo_dagster.log import Store
+from arroyo_dagster.log import Store, names
 from arroyo_dagster.model import FileEntry, ObjectPath
 from arroyo_dagster.state.files import read_table, write_table
 from arroyo_dagster.state.hashing import key_groups
@@ -118,9 +118,9 @@ class Table(ABC):
         groups = self._scope.groups
         self._check_owned(rows)
         metadata = {} if groups is None else {_GROUPS: _range(groups)}
-        name = f"{self._scope.token}-{self._written}.parquet"
+        token = f"{self._scope.token}-{self._written}"
         self._written += 1
-        path = ObjectPath(f"{self._scope.directory}/{self._spec.name}/{name}")
+        path = names.table_file(self._scope.directory, self._spec.name, token)
         return write_table(self._scope.store, path, rows.replace_schema_metadata(metadata), groups, times)
 
     def _check_owned(self, rows: pa.Table) -> None:

@@ -25,15 +25,17 @@ class TimeRowsTable(Table):
         super().__init__(spec, scope, files)
         self._retention = microseconds(spec.retention)
         self._watermark = watermark
+        self.dropped = 0
 
     def append(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Add rows. Those that the watermark has left behind already are not kept."""
+        """Add rows. Those that the watermark has left behind already are counted, and not kept."""
         table = self._conform(rows, self._stored_schema)
         if table[self._spec.time].null_count:
             raise ConfigurationError(f"table {self._spec.name!r}: a row has no time in {self._spec.time!r}")
-        table = self._after(table, self._watermark)
-        if table.num_rows:
-            self._pending.append(table)
+        kept = self._after(table, self._watermark)
+        self.dropped += table.num_rows - kept.num_rows
+        if kept.num_rows:
+            self._pending.append(kept)
 
     def scan(self, start: int | None = None, end: int | None = None) -> pa.Table:
         """Return the rows with `start <= time < end`. Only the files that can have some are read."""

@@ -32,8 +32,7 @@ class InProcessEngine(Engine):
         plans = plan_legs(context)
         if any(plan.steps for plan in plans):
             raise ConfigurationError(f"stage {context.stage.name!r} has steps in Spark SQL, which need a Spark session")
-        schema = next((plan.schema for plan in plans if plan.schema is not None), None)
-        task = plan_stage(context, [plan.task for plan in plans], schema)
+        task = plan_stage(context, [plan.task for plan in plans], [plan.schema for plan in plans])
         sent = list(_sent(task))
         if task.operator is None:
             texts = [text for batch in sent for text in batch.column("report").to_pylist()]

@@ -63,7 +63,7 @@ class TestSteps:
         assert unknown().with_column("n", "2").fields is None
 
     def test_sql_may_give_anything(self) -> None:
-        assert bids().sql("SELECT upper(name) AS name FROM stream").fields is None
+        assert bids().sql("SELECT upper(name) AS name FROM rows").fields is None
 
     def test_map_batches_gives_its_schema_or_what_it_got(self) -> None:
         assert bids().map_batches(same).fields == bids().fields
@@ -81,7 +81,7 @@ class TestSteps:
             (lambda s: s.select("price * 2", "name", "name"), "select: two columns would be named 'name'; rename one"),
             (lambda s: s.with_columns(), "with_columns needs at least one column"),
             (lambda s: s.with_column("n", " "), "an expression must be a text in Spark SQL, not ' '"),
-            (lambda s: s.sql("SELECT 1"), "the query does not mention the table `stream`"),
+            (lambda s: s.sql("SELECT 1"), "the query does not mention the table `rows`"),
             (lambda s: s.sql(7), "a query must be a text in Spark SQL, not 7"),
             (lambda s: s.map_batches("f"), "map_batches needs a function from batch to batch, not 'f'"),
             (lambda s: s.map_batches(same, {"n": INT}), "a schema must be a pyarrow.Schema, not {'n'"),
@@ -106,7 +106,7 @@ class TestUnion:
 
     def test_knows_what_one_of_them_knows(self) -> None:
         one = bids()
-        assert one.sql("SELECT * FROM stream").union(one).fields == one.fields
+        assert one.sql("SELECT * FROM rows").union(one).fields == one.fields
 
     def test_has_no_event_time_unless_all_agree(self) -> None:
         one = bids()

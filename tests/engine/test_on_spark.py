@@ -43,9 +43,9 @@ SHAPES: dict[str, tuple[Callable[[Stream], Stream], str]] = {
         "SELECT k, v % 7 AS v, t, epoch FROM input WHERE k <> 'key 1'",
     ),
     "sql": (
-        lambda stream: stream.sql(
-            "WITH few AS (SELECT * FROM stream WHERE v < 50) SELECT k, v + 1 AS v, t FROM few"
-        ).sql("SELECT * FROM stream WHERE v > 5"),
+        lambda stream: stream.sql("WITH few AS (SELECT * FROM rows WHERE v < 50) SELECT k, v + 1 AS v, t FROM few").sql(
+            "SELECT * FROM rows WHERE v > 5"
+        ),
         "SELECT k, v + 1 AS v, t, epoch FROM input WHERE v < 50 AND v + 1 > 5",
     ),
     "functions around": (
@@ -135,6 +135,33 @@ def test_handle_checkpoint_is_called_once_a_subtask_in_other_processes(spark: Sp
     assert len(shown(tmp_path / "out")) == 400
 
 
+def test_a_join_with_a_small_table_of_sparks(spark: SparkSession, tmp_path: Path) -> None:
+    spark.createDataFrame([("key 1", "one"), ("key 2", "two")], "name string, number string").createOrReplaceTempView(
+        "dims"
+    )
+    pipeline = Pipeline("p", state_url=str(tmp_path / "state"), parallelism=2)
+    stream = pipeline.source("rows", TableSource(ROWS, CUTS, 2))
+    joined = stream.sql("SELECT /*+ BROADCAST(d) */ r.k, d.number FROM rows AS r JOIN dims AS d ON r.k = d.name")
+    joined.sink("out", ParquetSink(str(tmp_path / "out")))
+    take_epochs(Engine(pipeline, session=lambda: spark), len(CUTS))
+    with duckdb.connect() as connection:
+        connection.register("input", ROWS)
+        number = "CASE k WHEN 'key 1' THEN 'one' ELSE 'two' END"
+        query = f"SELECT k, {number} FROM input WHERE k IN ('key 1', 'key 2') ORDER BY ALL"
+        assert shown(tmp_path / "out") == connection.execute(query).fetchall() != []
+
+
+@pytest.mark.parametrize("unit", ["ns", "ms", "s"])
+def test_times_of_every_unit_pass_through_sparks_steps(spark: SparkSession, tmp_path: Path, unit: str) -> None:
+    times = pa.array([7, 1_500_000_007], pa.int64()).cast(pa.timestamp(unit, None if unit == "ms" else "UTC"))
+    table = pa.table({"k": ["a", "b"], "t": times})
+    pipeline = Pipeline("p", state_url=str(tmp_path / "state"), parallelism=1)
+    pipeline.source("rows", TableSource(table, [2])).where("k <> 'x'").sink("out", ParquetSink(str(tmp_path / "out")))
+    take_epochs(Engine(pipeline, session=lambda: spark), 1)
+    cut = times.cast(pa.timestamp("us", times.type.tz), safe=False)
+    assert shown(tmp_path / "out", "k, epoch_us(t)") == list(zip("ab", cut.cast(pa.int64()).to_pylist(), strict=True))
+
+
 class TestWhatDoesNotFit:
     @pytest.mark.parametrize(
         ("steps", "message"),
@@ -145,11 +172,22 @@ class TestWhatDoesNotFit:
             ),
             (lambda stream: stream.where("v >"), "Spark cannot do where\\('v >'\\)"),
             (
-                lambda stream: stream.sql("SELECT k, max(v) AS v, max(t) AS t FROM stream GROUP BY k"),
+                lambda stream: stream.sql("SELECT k, max(v) AS v, max(t) AS t FROM rows GROUP BY k"),
                 "has to see rows together",
             ),
-            (lambda stream: stream.sql("SELECT * FROM stream LIMIT 5"), "has to see rows together"),
-            (lambda stream: stream.sql("SELECT v, t FROM stream"), "the stream has no column 'k'; it has v, t"),
+            (lambda stream: stream.sql("SELECT * FROM rows LIMIT 5"), "has to see rows together"),
+            (lambda stream: stream.sql("SELECT * FROM rows UNION ALL SELECT * FROM rows"), "has to see rows together"),
+            (lambda stream: stream.sql("SELECT a.* FROM rows a JOIN rows b ON a.k = b.k"), "has to see rows together"),
+            (
+                lambda stream: stream.sql("SELECT * FROM rows WHERE v IN (SELECT v + 3 FROM rows)"),
+                "has to see rows together",
+            ),
+            (lambda stream: stream.where("1 = 0"), "lets no row through"),
+            (
+                lambda stream: stream.sql("SELECT /*+ BROADCAST(r) */ r.* FROM rows r JOIN range(3) ON v = id"),
+                "joins in a way that would send all rows everywhere",
+            ),
+            (lambda stream: stream.sql("SELECT v, t FROM rows"), "the stream has no column 'k'; it has v, t"),
             (lambda stream: stream.select("k", "v", "CAST(t AS STRING) AS t"), "the event time 't' is string"),
         ],
     )
@@ -162,6 +200,17 @@ class TestWhatDoesNotFit:
             "out", ParquetSink(str(tmp_path / "out"))
         )
         with pytest.raises(ConfigurationError, match=message):
+            take_epochs(Engine(pipeline, session=lambda: spark), 1)
+
+    def test_a_type_that_spark_lacks_is_named_with_its_column(self, spark: SparkSession, tmp_path: Path) -> None:
+        pipeline = Pipeline("p", state_url=str(tmp_path / "state"), parallelism=1)
+        table = pa.table({"k": ["a"], "odd": pa.array([None], pa.decimal256(60, 2))})
+        pipeline.source("rows", TableSource(table, [1])).where("k = 'a'").sink(
+            "out", ParquetSink(str(tmp_path / "out"))
+        )
+        with pytest.raises(
+            ConfigurationError, match="Spark has no type for the column 'odd' of rows, which is decimal"
+        ):
             take_epochs(Engine(pipeline, session=lambda: spark), 1)
 
     def test_an_error_in_a_task_is_one_sentence(self, spark: SparkSession, tmp_path: Path) -> None:
