@@ -47,7 +47,7 @@ class TestATaskThatIsTriedAgain:
             return pa.concat_tables([mine, others])
 
         engine = InProcessEngine(pipeline)
-        engine.disturb = mixed  # type: ignore[method-assign]
+        engine.disturb = mixed
         attempt = engine.begin()
         assert isinstance(attempt, Attempt)
         engine.run_stage(attempt, "totals", {})  # two tries that agree can be mixed
@@ -55,7 +55,7 @@ class TestATaskThatIsTriedAgain:
         changed = other.source("rows", TableSource(table.set_column(0, "k", pc.utf8_upper(table["k"])), [100], 2))
         changed.key_by("k").process("totals", RunningTotal()).sink("out", ParquetSink(str(tmp_path / "out")))
         again = InProcessEngine(other)
-        again.disturb = mixed  # type: ignore[method-assign]
+        again.disturb = mixed
         with pytest.raises(
             AttemptError, match="'totals': a task before the shuffle was tried again and gave out other"
         ):
