@@ -93,7 +93,6 @@ def _connect(remote: str, config: Mapping[str, str]) -> SparkSession:
     session: Any = _connected.get(remote)
     if session is None or session.is_stopped:
         _check_server(remote, where)
-        _check_alone(where)
         from pyspark.sql import SparkSession  # noqa: PLC0415 - it is loaded when it is needed
 
         session = SparkSession.builder.remote(remote).create()
@@ -144,7 +143,7 @@ def _check_master(master: str) -> None:
 
 
 def _check_server(remote: str, where: str) -> None:
-    """Ask a Spark Connect server for a sign of life; pyspark itself would try for ten minutes."""
+    """Ask a Spark Connect server for a sign of life, if we may; pyspark itself would try for ten minutes."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     import grpc  # type: ignore[import-untyped]  # noqa: PLC0415 - it is loaded when it is needed
     from pyspark.errors import PySparkException  # noqa: PLC0415
@@ -157,6 +156,7 @@ def _check_server(remote: str, where: str) -> None:
         raise ConfigurationError(
             f"{where} is no address of a Spark Connect server: it should look like sc://host:15002/;token=secret"
         ) from None
+    _check_alone(where)
     states: Queue[grpc.ChannelConnectivity] = Queue()
     state, deadline = None, time.monotonic() + _PATIENCE
     with builder.toChannel() as channel:
