@@ -258,3 +258,17 @@ def test_a_key_that_is_not_there_is_refused_at_any_parallelism(tmp_path: Path, p
     stream.key_by("k").process("totals", RunningTotal()).sink("out", ParquetSink(str(tmp_path / "out")))
     with pytest.raises(AttemptError, match="the stream has no column 'k' to be keyed by; it has v"):
         take_epochs(InProcessEngine(pipeline), 1)
+
+
+def test_state_and_output_on_s3(tmp_path: Path, s3_options: dict[str, Any]) -> None:
+    results = []
+    for place, options in ((f"s3://bucket/{tmp_path.name}", s3_options), (str(tmp_path), {})):
+        pipeline = Pipeline("p", state_url=f"{place}/state", storage_options=options, parallelism=2)
+        stream = pipeline.source("rows", TableSource(LETTERS, [1, 2, 3, 4]))
+        sink = ParquetSink(f"{place}/out", storage_options=options)
+        stream.key_by("k").process("totals", RunningTotal()).sink("out", sink)
+        engine = InProcessEngine(pipeline)
+        taken = take_epochs(engine, 4)
+        assert engine.verify() == []
+        results.append([sorted(file.digest for file in epoch.manifest.files) for epoch in taken])
+    assert results[0] == results[1]
