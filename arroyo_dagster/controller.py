@@ -7,8 +7,9 @@ the state names is then among those seen, unless somebody has deleted it.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from sys import maxsize
 from typing import TypeAlias
 
 import pendulum
@@ -51,6 +52,11 @@ class CheckpointPolicy:
             raise ConfigurationError(
                 f"a checkpoint policy's tolerable_failures must be zero or more, not {self.tolerable_failures}"
             )
+
+    def at_once(self) -> CheckpointPolicy:
+        """The same, but waiting for nothing that only time brings: somebody has just asked for an epoch."""
+        none, at_once = pendulum.duration(), pendulum.duration(microseconds=1)
+        return replace(self, interval=at_once, min_pause=none, backoff=none, tolerable_failures=maxsize)
 
     def pause_after(self, failures: Failures) -> Duration:
         """How long to wait after so many failures in a row."""

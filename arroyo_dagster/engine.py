@@ -198,14 +198,25 @@ class Engine:
         plan = self._plan(state, self._clock())
         return all(span.start == span.end for span in plan.sources.values())
 
-    def begin(self) -> Attempt | Wait:
-        """Plan the next epoch, and put an attempt at it into flight; or return the one that this run has begun."""
+    def created(self) -> PipelineState:
+        """What the log says by now, after its first entry was written if there was none."""
         state = self.state()
+        if state.created:
+            return state
+        life = secrets.token_hex(8)
+        return self._append(state, PipelineCreated(life, self.pipeline.key_groups, self._fingerprint()))
+
+    def begun(self, state: PipelineState) -> Attempt | None:
+        """The attempt in flight, if this run has begun it."""
         if state.in_flight and self._run_id and state.in_flight.started.run_id == self._run_id:
             return self._attempt(state.in_flight.started, state)
-        if not state.created:
-            life = secrets.token_hex(8)
-            state = self._append(state, PipelineCreated(life, self.pipeline.key_groups, self._fingerprint()))
+        return None
+
+    def begin(self) -> Attempt | Wait:
+        """Plan the next epoch, and put an attempt at it into flight; or return the one that this run has begun."""
+        state = self.created()
+        if begun := self.begun(state):
+            return begun
         if state.key_groups != self.pipeline.key_groups:
             raise ConfigurationError(
                 f"pipeline {self.pipeline.name!r} was begun with {state.key_groups} key groups, which cannot change: "
@@ -215,15 +226,29 @@ class Engine:
         plan = state.plan or self._plan(state, now)
         self._on_step("planned")
         barrier = CheckpointBarrier(state.next_epoch, state.min_epoch, now, state.mode is Mode.STOP_REQUESTED)
-        started = CheckpointStarted(barrier, state.attempts + 1, state.head, plan, self._run_id)
-        match self._log.append(state, started):
-            case Appended():
-                self._on_step("begun")
-                return self._attempt(started, state)
-            case Lost(winner):
-                return Wait(f"{winner.writer} was faster: {type(winner.fact).__name__}; try again")
-            case Refused(reason):
-                return Wait(reason)
+        return self._start(state, CheckpointStarted(barrier, state.attempts + 1, state.head, plan, self._run_id))
+
+    def go_on(self, attempt: Attempt) -> Attempt | Wait:
+        """Return an attempt that can still be completed, and to which what stages of `attempt` have made belongs.
+
+        That is `attempt` itself while it is in flight. Once it was given up, and as long as nothing else has come of
+        its epoch, it is another one with the same parent and plan, which this run puts into flight.
+        """
+        state, epoch = self.state(), attempt.barrier.epoch
+        if state.in_flight and self._run_id and state.in_flight.started.run_id == self._run_id:
+            attempt = replace(attempt, number=state.in_flight.started.attempt)
+        if self._is_in_flight(attempt, state) or self._is_complete(attempt, state):
+            return attempt
+        if epoch in state.line:
+            return Wait(
+                f"epoch {epoch} was completed by attempt {state.attempt_of(epoch)}; there is nothing left to do"
+            )
+        if (state.head, state.plan) != (attempt.parent, attempt.plan):
+            return Wait(f"what attempt {attempt.number} at epoch {epoch} began with is no longer so; start a new run")
+        barrier = replace(attempt.barrier, then_stop=state.mode is Mode.STOP_REQUESTED, min_epoch=state.min_epoch)
+        again = replace(attempt, barrier=barrier, number=state.attempts + 1)
+        started = self._start(state, CheckpointStarted(barrier, again.number, state.head, again.plan, self._run_id))
+        return started if isinstance(started, Wait) else again
 
     def run_stage(self, attempt: Attempt, name: str, earlier: Mapping[str, StageReport]) -> StageReport:
         """Run one stage of an attempt on Spark. It can be run again, as long as the attempt is in flight."""
@@ -248,8 +273,8 @@ class Engine:
                 case Lost(state=state):
                     continue
                 case Refused(reason):
-                    if epoch in state.line and state.attempt_of(epoch) == number:
-                        return manifest  # it was completed before
+                    if self._is_complete(attempt, state):
+                        return manifest
                     return Wait(f"attempt {number} at epoch {epoch} came too late: {reason}")
 
     def publish(self) -> None:
@@ -269,9 +294,9 @@ class Engine:
             if work.publish is not None:
                 self._publish(work.publish, sinks, state)
         except Exception as error:
-            self._append_if_possible(SinksFailed(work.entry, _sentence(error)))
+            self.record(SinksFailed(work.entry, _sentence(error)))
             raise
-        self._append_if_possible(SinksCommitted(state.head, work.entry))
+        self.record(SinksCommitted(state.head, work.entry))
         self._on_step("sinks committed")
 
     def verify(self) -> list[str]:
@@ -302,13 +327,36 @@ class Engine:
         try:
             yield
         except Exception as error:
-            self._append_if_possible(CheckpointAborted(attempt.barrier.epoch, attempt.number, _sentence(error)))
+            self.record(CheckpointAborted(attempt.barrier.epoch, attempt.number, _sentence(error)))
             raise
 
     def _execute(self, context: StageContext) -> StageReport:
         from arroyo_dagster.spark.job import run_stage  # noqa: PLC0415 - Spark is loaded when it is needed
 
         return run_stage(self._session(), context)
+
+    def _start(self, state: PipelineState, started: CheckpointStarted) -> Attempt | Wait:
+        match self._log.append(state, started):
+            case Appended():
+                self._on_step("begun")
+                return self._attempt(started, state)
+            case Lost(winner):
+                return Wait(f"{winner.writer} was faster: {type(winner.fact).__name__}; try again")
+            case Refused(reason):
+                return Wait(reason)
+
+    @staticmethod
+    def _is_in_flight(attempt: Attempt, state: PipelineState) -> bool:
+        started = state.in_flight.started if state.in_flight else None
+        return started is not None and (started.barrier.epoch, started.attempt) == (
+            attempt.barrier.epoch,
+            attempt.number,
+        )
+
+    @staticmethod
+    def _is_complete(attempt: Attempt, state: PipelineState) -> bool:
+        epoch = attempt.barrier.epoch
+        return epoch in state.line and state.attempt_of(epoch) == attempt.number
 
     def _attempt(self, started: CheckpointStarted, state: PipelineState) -> Attempt:
         return Attempt(
@@ -408,11 +456,17 @@ class Engine:
             case Refused(reason):
                 raise ProtocolError(f"pipeline {self.pipeline.name!r}: {type(fact).__name__} was refused: {reason}")
 
-    def _append_if_possible(self, fact: Fact) -> None:
-        """Append a fact, unless somebody else has made it untrue or superfluous."""
+    def record(self, fact: Fact) -> PipelineState | Wait:
+        """Append a fact, whatever else is appended meanwhile; or say why it cannot be one by now."""
         state = self.state()
-        while isinstance(outcome := self._log.append(state, fact), Lost):
-            state = outcome.state
+        while True:
+            match self._log.append(state, fact):
+                case Appended(state=now):
+                    return now
+                case Lost(state=state):
+                    continue
+                case Refused(reason):
+                    return Wait(reason)
 
     def _fingerprint(self) -> str:
         graph = self.graph

@@ -36,10 +36,16 @@ def live_runs(state: PipelineState) -> list[Run]:
 
     Of a process on another host, and of a run of Dagster, it cannot: they count as alive, until the policy's time-out.
     """
-    return [run for run in _named(state) if _lives(run.run_id)]
+    return [run for run in named_runs(state) if lives(run.run_id)]
 
 
-def _named(state: PipelineState) -> Iterator[Run]:
+def is_process(run_id: str) -> bool:
+    """Tell whether a run id is that of a process, and not one of Dagster's."""
+    return _RUN_ID.fullmatch(run_id) is not None
+
+
+def named_runs(state: PipelineState) -> Iterator[Run]:
+    """The runs that the state says are at work."""
     if state.in_flight and state.in_flight.started.run_id:
         yield Run(state.in_flight.started.run_id, RunKind.CHECKPOINT, state.in_flight.at)
     if state.sinks and state.sinks.run_id:
@@ -52,7 +58,8 @@ def _named(state: PipelineState) -> Iterator[Run]:
             yield Run(replay.started.run_id, RunKind.REPLAY, replay.at)
 
 
-def _lives(run_id: str) -> bool:
+def lives(run_id: str) -> bool:
+    """Tell whether a process may still be there. One on another host always may."""
     parts = _RUN_ID.fullmatch(run_id)
     if parts is None or parts[3] != socket.gethostname():
         return True

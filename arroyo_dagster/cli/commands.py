@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import reduce
-from sys import maxsize
 
 import click
-import pendulum
 
 from arroyo_dagster.cli import texts
 from arroyo_dagster.cli.modules import pipeline_of, pipelines_of
 from arroyo_dagster.cli.output import Answer, answering
 from arroyo_dagster.cli.progress import EpochsProgress, LazySession, progress_bar
 from arroyo_dagster.cli.texts import EpochRow, PipelineRow, Standing
-from arroyo_dagster.controller import CheckpointPolicy, Run, Wait
+from arroyo_dagster.controller import Run, Wait
 from arroyo_dagster.dataflow import Pipeline
 from arroyo_dagster.engine import Engine, Taken, locate
 from arroyo_dagster.errors import ConfigurationError
@@ -99,7 +96,7 @@ def run(
         progress.follow(engine)
         try:
             while len(taken) < epochs and error is None:
-                match engine.run_epoch(_others(run_id), _at_once(declared.policy)):
+                match engine.run_epoch(_others(run_id), declared.policy.at_once()):
                     case Taken(manifest, publish_micros):
                         taken.append(summarize(manifest, publish_micros))
                         progress.epoch_taken()
@@ -187,13 +184,6 @@ def _observe(
 def _others(run_id: str) -> Callable[[PipelineState], Sequence[Run]]:
     """How to look for runs that are at work. This process is not: it is about to begin."""
     return lambda state: [run for run in live_runs(state) if run.run_id != run_id]
-
-
-def _at_once(policy: CheckpointPolicy) -> CheckpointPolicy:
-    """Wait for nothing that only time brings: somebody has just asked for an epoch."""
-    none = pendulum.duration()
-    at_once = pendulum.duration(microseconds=1)
-    return replace(policy, interval=at_once, min_pause=none, backoff=none, tolerable_failures=maxsize)
 
 
 def _no_epochs(pipeline: str) -> str:
