@@ -40,10 +40,10 @@ STREAMING = {
 
 @dataclass(frozen=True, slots=True)
 class CheckpointShare:
-    """Shares of one epoch: from the barrier's alignment to durable state, closing windows included; and without it."""
+    """Shares of one epoch: `handle_checkpoint` and persisting; and from alignment to durable state, windows and all."""
 
+    checkpoint: float
     aligned_to_durable: float
-    persisting: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def checkpoint_share(manifest: Manifest, seconds: float) -> CheckpointShare:
         ends[span.subtask][span.step] = span.start + span.micros
         micros[span.subtask] += span.micros if span.step in ("handle_checkpoint", "persist") else 0
     durable = max(steps["persist"] - steps["align"] for steps in ends.values() if "persist" in steps)
-    return CheckpointShare(durable / seconds / 1e6, max(micros.values()) / seconds / 1e6)
+    return CheckpointShare(max(micros.values()) / seconds / 1e6, durable / seconds / 1e6)
 
 
 def start_streaming(spark: SparkSession, provider: str, epochs: list[list[Path]], key: str, work: Path) -> Peer:
