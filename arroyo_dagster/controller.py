@@ -168,6 +168,12 @@ def progress(
     return Wait(obstacle)
 
 
+def hold_back(what: str, failures: Failures, policy: CheckpointPolicy, now: DateTime) -> Wait | None:
+    """Back off from launching runs that end before they have written anything into the log."""
+    reason = _backing_off(failures, policy, now)
+    return Wait(f"launching a run for {what} {reason}") if reason else None
+
+
 def progress_cleanup(
     state: PipelineState, runs: Sequence[Run], policy: CheckpointPolicy, now: DateTime
 ) -> StartCleanup | AbortCleanup | AbortReplay | Wait:

@@ -171,17 +171,25 @@ class Engine:
 
     def recover(self, runs: Runs = (), policy: CheckpointPolicy | None = None) -> StartCheckpoint | Wait:
         """Clear away what is dead and finish what is half done, until an epoch may begin or has to wait."""
+        while isinstance(decision := self.settle(runs, policy), RecoverSinks):
+            self.publish()
+        return decision
+
+    def settle(self, runs: Runs = (), policy: CheckpointPolicy | None = None) -> StartCheckpoint | RecoverSinks | Wait:
+        """Write into the log what only has to be said, that the dead are dead above all; return what is to be done."""
+        policy = policy or self.pipeline.policy
         while True:
             state = self.state()
             seen = runs(state) if callable(runs) else runs
-            policy = policy or self.pipeline.policy
-            idle = policy.skip_idle and self.idle(state)
-            decision = progress(state, seen, policy, self._clock(), idle=idle)
+            decision = progress(state, seen, policy, self._clock())
             match decision:
-                case StartCheckpoint() | Wait():
+                case StartCheckpoint() if policy.skip_idle and self.idle(state):
+                    # Looking at the sources takes time, so it is done only where it matters.
+                    decision = progress(state, seen, policy, self._clock(), idle=True)
+                    assert isinstance(decision, StartCheckpoint | Wait)
                     return decision
-                case RecoverSinks():
-                    self.publish()
+                case StartCheckpoint() | RecoverSinks() | Wait():
+                    return decision
                 case AbortCheckpoint(epoch, attempt, reason):
                     self._append(state, CheckpointAborted(epoch, attempt, reason))
                 case AbortCleanup(cleanup, reason):
@@ -228,27 +236,29 @@ class Engine:
         barrier = CheckpointBarrier(state.next_epoch, state.min_epoch, now, state.mode is Mode.STOP_REQUESTED)
         return self._start(state, CheckpointStarted(barrier, state.attempts + 1, state.head, plan, self._run_id))
 
-    def go_on(self, attempt: Attempt) -> Attempt | Wait:
+    def go_on(self, attempt: Attempt, *, again: bool) -> Attempt | Wait:
         """Return an attempt that can still be completed, and to which what stages of `attempt` have made belongs.
 
-        That is `attempt` itself while it is in flight. Once it was given up, and as long as nothing else has come of
-        its epoch, it is another one with the same parent and plan, which this run puts into flight.
+        That is `attempt` itself while it is in flight, and when it is complete. If it was given up, and nothing else
+        has come of its epoch, it is with `again` a new attempt with the same parent and plan.
         """
         state, epoch = self.state(), attempt.barrier.epoch
-        if state.in_flight and self._run_id and state.in_flight.started.run_id == self._run_id:
-            attempt = replace(attempt, number=state.in_flight.started.attempt)
+        if begun := self.begun(state):
+            return replace(attempt, barrier=begun.barrier, number=begun.number)
         if self._is_in_flight(attempt, state) or self._is_complete(attempt, state):
             return attempt
         if epoch in state.line:
             return Wait(
                 f"epoch {epoch} was completed by attempt {state.attempt_of(epoch)}; there is nothing left to do"
             )
+        if not again:
+            return Wait(f"attempt {attempt.number} at epoch {epoch} was given up meanwhile; another one will follow")
         if (state.head, state.plan) != (attempt.parent, attempt.plan):
-            return Wait(f"what attempt {attempt.number} at epoch {epoch} began with is no longer so; start a new run")
+            return Wait(f"epoch {epoch} is no longer what attempt {attempt.number} began with; start a new run")
         barrier = replace(attempt.barrier, then_stop=state.mode is Mode.STOP_REQUESTED, min_epoch=state.min_epoch)
-        again = replace(attempt, barrier=barrier, number=state.attempts + 1)
-        started = self._start(state, CheckpointStarted(barrier, again.number, state.head, again.plan, self._run_id))
-        return started if isinstance(started, Wait) else again
+        retry = replace(attempt, barrier=barrier, number=state.attempts + 1)
+        started = self._start(state, CheckpointStarted(barrier, retry.number, state.head, retry.plan, self._run_id))
+        return started if isinstance(started, Wait) else retry
 
     def run_stage(self, attempt: Attempt, name: str, earlier: Mapping[str, StageReport]) -> StageReport:
         """Run one stage of an attempt on Spark. It can be run again, as long as the attempt is in flight."""

@@ -206,8 +206,19 @@ class SourceRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class SubtaskRecord:
+    """How much of an operator's work one subtask did."""
+
+    rows_in: int
+    rows_out: int
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorRecord:
-    """What one operator did in an epoch. `skipped` are the subtasks whose state was carried forward unchanged."""
+    """What one operator did in an epoch. `skipped` are the subtasks whose state was carried forward unchanged.
+
+    `subtasks` are in the order of their indices; there are none when the operator was not part of the pipeline.
+    """
 
     operator: str
     parallelism: int
@@ -217,6 +228,7 @@ class OperatorRecord:
     late_rows: int
     skipped: tuple[int, ...] = ()
     metrics: Mapping[str, int] = field(default_factory=dict)
+    subtasks: tuple[SubtaskRecord, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from arroyo_dagster.log import names
-from arroyo_dagster.model import Manifest
+from arroyo_dagster.model import Manifest, Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class EpochSummary:
 def summarize(manifest: Manifest, publish_micros: int | None = None) -> EpochSummary:
     """Add up what a manifest says. A file that several tables name counts once."""
     files = {file.path: file for file in manifest.files}.values()
-    own = f"{names.attempt(manifest.epoch, manifest.attempt)}/"
+    own = f"{names.epoch(manifest.epoch)}/"  # of an earlier attempt perhaps, whose stages did not have to run again
     delta = [file for file in files if file.path.startswith(own)]
     return EpochSummary(
         epoch=manifest.epoch,
@@ -57,24 +58,24 @@ def summarize(manifest: Manifest, publish_micros: int | None = None) -> EpochSum
         delta_bytes=sum(file.bytes for file in delta),
         files=len(files),
         delta_files=len(delta),
-        read_ms=_milliseconds(_slowest(manifest, "read")),
-        restore_ms=_milliseconds(_slowest(manifest, "restore")),
-        process_ms=_milliseconds(_slowest(manifest, "process")),
-        align_ms=_milliseconds(_slowest(manifest, "align")),
-        checkpoint_ms=_milliseconds(_slowest(manifest, "handle_checkpoint")),
-        persist_ms=_milliseconds(_slowest(manifest, "persist")),
-        emit_ms=_milliseconds(_slowest(manifest, "emit")),
+        read_ms=slowest_ms(manifest.spans, "read"),
+        restore_ms=slowest_ms(manifest.spans, "restore"),
+        process_ms=slowest_ms(manifest.spans, "process"),
+        align_ms=slowest_ms(manifest.spans, "align"),
+        checkpoint_ms=slowest_ms(manifest.spans, "handle_checkpoint"),
+        persist_ms=slowest_ms(manifest.spans, "persist"),
+        emit_ms=slowest_ms(manifest.spans, "emit"),
         publish_ms=None if publish_micros is None else _milliseconds(publish_micros),
     )
 
 
-def _slowest(manifest: Manifest, step: str) -> int:
-    """The longest span of a step in each stage, summed up, in microseconds."""
+def slowest_ms(spans: Iterable[Span], step: str) -> int:
+    """The longest span of a step in each stage, summed up, in milliseconds."""
     longest: dict[str, int] = {}
-    for span in manifest.spans:
+    for span in spans:
         if span.step == step:
             longest[span.stage] = max(span.micros, longest.get(span.stage, 0))
-    return sum(longest.values())
+    return _milliseconds(sum(longest.values()))
 
 
 def _milliseconds(micros: int) -> int:

@@ -111,12 +111,13 @@ class Inlet:
 
 @dataclass(frozen=True, slots=True)
 class OperatorNode:
-    """A stateful operator. `late_to` names the sink for rows that come too late."""
+    """A stateful operator. `late_to` names the sink for rows that come too late, `fields` are what it emits."""
 
     name: str
     operator: Operator | WindowAggregate
     inlets: tuple[Inlet, ...]
     late_to: str | None = None
+    fields: Fields | None = None
 
     @property
     def keyed(self) -> bool:
@@ -134,6 +135,7 @@ class SinkNode:
     name: str
     sink: Sink
     stream: Expression | None
+    fields: Fields | None = None
 
 
 @dataclass(frozen=True, slots=True)

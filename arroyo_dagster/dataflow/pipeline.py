@@ -9,7 +9,7 @@ from typing import Any
 
 from arroyo_dagster.controller import CheckpointPolicy
 from arroyo_dagster.dataflow.duration import DurationLike, microseconds, parse_duration
-from arroyo_dagster.dataflow.graph import EventTime, Expression, Graph, OperatorNode, SinkNode, SourceNode
+from arroyo_dagster.dataflow.graph import EventTime, Expression, Fields, Graph, OperatorNode, SinkNode, SourceNode
 from arroyo_dagster.dataflow.sink import Sink
 from arroyo_dagster.dataflow.source import Source
 from arroyo_dagster.dataflow.stages import cut
@@ -19,13 +19,15 @@ from arroyo_dagster.log import names
 from arroyo_dagster.retention import Retention
 
 KEY_GROUPS = 128
+CLEANUP_SCHEDULE = "*/10 * * * *"
 _NODE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
 
 
 class Pipeline:
     """A dataflow with a name, and how to run it.
 
-    `checkpoint_interval` is short for a `policy` with that interval. `parallelism` is the number of subtasks of a
+    `checkpoint_interval` is short for a `policy` with that interval. What `retention` does not keep is removed
+    when `cleanup_schedule` says so, in cron's words. `parallelism` is the number of subtasks of a
     keyed operator, by default the number of cores that Spark has here; it may change between epochs. `key_groups`
     bounds it, and is fixed with the first epoch. State lies below `state_url`, by default `.arroyo` in the
     working directory, or what the environment's ARROYO_STATE_URL says.
@@ -38,6 +40,7 @@ class Pipeline:
         checkpoint_interval: DurationLike | None = None,
         policy: CheckpointPolicy | None = None,
         retention: Retention | None = None,
+        cleanup_schedule: str = CLEANUP_SCHEDULE,
         parallelism: int | None = None,
         key_groups: int = KEY_GROUPS,
         state_url: str | None = None,
@@ -62,6 +65,7 @@ class Pipeline:
             interval = parse_duration(checkpoint_interval, f"pipeline {name!r}: its checkpoint_interval")
             self.policy = replace(self.policy, interval=interval)
         self.retention = retention or Retention(keep_last=20)
+        self.cleanup_schedule = cleanup_schedule
         self.parallelism = parallelism
         self.key_groups = key_groups
         self.state_url = state_url
@@ -124,12 +128,12 @@ class Pipeline:
         self._operators.append(node)
         return node
 
-    def declare_sink(self, name: str, sink: Sink, stream: Expression | None) -> None:
+    def declare_sink(self, name: str, sink: Sink, stream: Expression | None, fields: Fields | None) -> None:
         """Add a sink; streams call this."""
         self._claim(name, "sink")
         if not isinstance(sink, Sink):
             raise ConfigurationError(f"sink {name!r} must be a Sink such as DeltaSink, not {sink!r}")
-        self._sinks.append(SinkNode(name, sink, stream))
+        self._sinks.append(SinkNode(name, sink, stream, fields))
 
     def _claim(self, name: str, kind: str) -> None:
         if not isinstance(name, str) or not _NODE.fullmatch(name):

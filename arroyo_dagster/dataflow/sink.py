@@ -42,6 +42,11 @@ class Sink(ABC):
     nothing else.
     """
 
+    kind: str = ""
+    """What it writes to, as Dagster's asset graph shows it: deltalake, parquet, postgres, ..."""
+    url: str | None = None
+    """Where that is, for people."""
+
     @abstractmethod
     def writer(self, identity: SinkIdentity, epoch: int, attempt: int, name: str) -> StagedWriter:
         """Open a writer in a task. `name` is unique to this try of this task."""

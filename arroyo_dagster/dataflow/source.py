@@ -44,6 +44,11 @@ class Source(ABC):
     pickled to the tasks, so it holds its configuration and nothing else.
     """
 
+    kind: str = ""
+    """What it reads, as Dagster's asset graph shows it: parquet, csv, kafka, ..."""
+    url: str | None = None
+    """Where that is, for people."""
+
     @property
     @abstractmethod
     def schema(self) -> pa.Schema | None:

@@ -156,7 +156,7 @@ class Stream:
 
     def sink(self, name: str, sink: Sink) -> Stream:
         """Let the rows go out. A stream may have any number of sinks."""
-        self.pipeline.declare_sink(name, sink, self.expression)
+        self.pipeline.declare_sink(name, sink, self.expression, self.fields)
         return self
 
     def _stepped(self, step: Step, fields: Fields | None) -> Stream:
@@ -268,9 +268,9 @@ class WindowedStream:
         spec = WindowAggregate(self.keyed.keys, self.size, event_time, tuple(aggregates.items()))
         inlet = Inlet(stream.expression, self.keyed.keys)
         late_name = f"{name}_late" if late_to else None
-        node = stream.pipeline.declare_operator(OperatorNode(name, spec, (inlet,), late_name))
+        node = stream.pipeline.declare_operator(OperatorNode(name, spec, (inlet,), late_name, fields))
         if late_to:
-            stream.pipeline.declare_sink(f"{name}_late", late_to, None)
+            stream.pipeline.declare_sink(f"{name}_late", late_to, None, stream.fields)
         # A window's rows happened just before its end, so that wider windows behind it take them in at once.
         return Stream(stream.pipeline, node, fields, EventTime(WINDOW_END, -1))
 
@@ -300,7 +300,7 @@ def _process(
         raise ConfigurationError(f"operator {name!r} has a TimeTable, which expires by event time: its input has none")
     inlets = tuple(Inlet(stream.expression, key) for stream, key in zip(streams, keys, strict=True))
     fields = None if schema is None else fields_of(schema)
-    node = first.pipeline.declare_operator(OperatorNode(name, operator, inlets))
+    node = first.pipeline.declare_operator(OperatorNode(name, operator, inlets, fields=fields))
     result = Stream(first.pipeline, node, fields, None)
     if event_time is not None:
         check_time(fields, event_time, f"operator {name!r}")

@@ -6,6 +6,7 @@
                        epochs/<20 digits>/attempt-<n>/manifest.json      what an attempt has made
                                                       <stage>/<table>/<token>.parquet    a file of a state table
                                                       <stage>/exchange/<token>.arrow     rows for a later stage
+                       handovers/<run>/<step>.json                       what a run's ops give to each other
 """
 
 import re
@@ -14,8 +15,10 @@ from arroyo_dagster.errors import ConfigurationError
 from arroyo_dagster.model import ObjectPath
 
 SNAPSHOTS = ObjectPath("snapshots")
+EPOCHS = ObjectPath("epochs")
 
 _PIPELINE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,99}")
+_MANIFEST = re.compile(r"epochs/\d{20}/attempt-\d+/manifest\.json")
 _SNAPSHOT = re.compile(r"snapshots/(\d{20})\.json")
 
 
@@ -50,19 +53,29 @@ def probe(token: str) -> ObjectPath:
     return ObjectPath(f"probes/{token}")
 
 
-def attempt(epoch: int, number: int) -> ObjectPath:
+def epoch(number: int) -> ObjectPath:
+    """Name the prefix that all attempts at an epoch write under."""
+    return ObjectPath(f"{EPOCHS}/{number:020d}")
+
+
+def attempt(epoch_number: int, number: int) -> ObjectPath:
     """Name the prefix that one attempt at an epoch writes under."""
-    return ObjectPath(f"epochs/{epoch:020d}/attempt-{number}")
+    return ObjectPath(f"{epoch(epoch_number)}/attempt-{number}")
 
 
-def manifest(epoch: int, number: int) -> ObjectPath:
+def manifest(epoch_number: int, number: int) -> ObjectPath:
     """Name the manifest of one attempt at an epoch."""
-    return ObjectPath(f"{attempt(epoch, number)}/manifest.json")
+    return ObjectPath(f"{attempt(epoch_number, number)}/manifest.json")
 
 
-def stage(epoch: int, number: int, name: str) -> ObjectPath:
+def is_manifest(path: str) -> bool:
+    """Tell whether an object is a manifest."""
+    return _MANIFEST.fullmatch(path) is not None
+
+
+def stage(epoch_number: int, number: int, name: str) -> ObjectPath:
     """Name the prefix that one stage of an attempt writes under."""
-    return ObjectPath(f"{attempt(epoch, number)}/{name}")
+    return ObjectPath(f"{attempt(epoch_number, number)}/{name}")
 
 
 def table_file(directory: ObjectPath, table: str, token: str) -> ObjectPath:
@@ -73,3 +86,13 @@ def table_file(directory: ObjectPath, table: str, token: str) -> ObjectPath:
 def exchange_file(directory: ObjectPath, token: str) -> ObjectPath:
     """Name a file of rows that a stage leaves for later ones; the token is unique."""
     return ObjectPath(f"{directory}/exchange/{token}.arrow")
+
+
+def handover(run_id: str, step: str) -> ObjectPath:
+    """Name what a step of an orchestrator's run leaves for those behind it."""
+    return ObjectPath(f"{handovers(run_id)}/{step}.json")
+
+
+def handovers(run_id: str) -> ObjectPath:
+    """Name the prefix of all that the steps of a run leave for each other."""
+    return ObjectPath(f"handovers/{run_id}")

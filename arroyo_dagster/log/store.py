@@ -185,21 +185,28 @@ def open_store(url: str, options: Mapping[str, Any] | None = None) -> ObjectStor
     `options` are obstore's for that kind of storage, credentials for example; without them the usual
     environment variables hold.
     """
+    check_url(url)
     if (directory := local_directory(url)) is not None:
         return _open_directory(directory)
-    parts = urlsplit(url)
-    if not url.startswith(f"{parts.scheme}://") or parts.scheme not in {"memory", *_REMOTE_SCHEMES}:
-        raise ConfigurationError(
-            f"the storage {url!r} is neither a directory nor a URL that begins with "
-            "file://, memory://, s3://, gs://, az:// or abfss://"
-        )
-    if parts.scheme == "memory":
+    if urlsplit(url).scheme == "memory":
         return ObjectStorage("memory://memory", MemoryStore())
     try:
         return ObjectStorage(url, from_url(url, **(options or {})))
     except (BaseError, ValueError) as error:
         cause = str(error).split("\n", 1)[0]
         raise ConfigurationError(f"the storage {url!r} cannot be opened: {cause}") from error
+
+
+def check_url(url: str) -> None:
+    """Refuse a URL of a kind of storage that there is none of. Nothing is opened."""
+    if local_directory(url) is not None:
+        return
+    scheme = urlsplit(url).scheme
+    if not url.startswith(f"{scheme}://") or scheme not in {"memory", *_REMOTE_SCHEMES}:
+        raise ConfigurationError(
+            f"the storage {url!r} is neither a directory nor a URL that begins with "
+            "file://, memory://, s3://, gs://, az:// or abfss://"
+        )
 
 
 def local_directory(url: str) -> Path | None:

@@ -48,9 +48,11 @@ class DeltaSink(Sink):
     wider signed ones; what Delta has no type for is refused. `storage_options` are obstore's, for both libraries.
     """
 
+    kind = "deltalake"
+
     def __init__(self, url: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
         """Say where the table is, or will be. Nothing is opened or made yet."""
-        self.url = located(url)
+        self.url: str = located(url)
         self.storage_options = dict(storage_options or {})
 
     def open_store(self) -> SinkStore:

@@ -36,9 +36,11 @@ class ParquetSink(Sink):
     A directory may have several owners: sinks, pipelines, or lives of one pipeline. `storage_options` are obstore's.
     """
 
+    kind = "parquet"
+
     def __init__(self, url: str, *, storage_options: Mapping[str, Any] | None = None) -> None:
         """Say where the files go. Nothing is opened or made yet."""
-        self.url = located(url)
+        self.url: str = located(url)
         self.storage_options = dict(storage_options or {})
 
     def open_store(self) -> SinkStore:

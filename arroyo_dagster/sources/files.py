@@ -76,8 +76,8 @@ class FileSource(Source):
             raise ConfigurationError("a file source needs the url of a directory or a bucket, not an empty one")
         directory = local_directory(url)
         # A task may have another working directory.
-        self._url = url.rstrip("/") if directory is None else str(directory)
-        self._format = _checked_format(url, format, schema)
+        self.url: str = url.rstrip("/") if directory is None else str(directory)
+        self.kind = self._format = _checked_format(url, format, schema)
         self._schema = schema
         self._patterns = _checked_patterns(url, PATTERNS[format] if pattern is None else pattern)
         if on_bad_file not in ("fail", "quarantine"):
@@ -140,12 +140,12 @@ class FileSource(Source):
             if not self._quarantine:
                 remedy = "put an intact copy in its place and rewind to the epoch before"
                 raise self._damaged(path, error, remedy) from error
-            report.quarantined.append(f"{self._url}/{path}")
+            report.quarantined.append(f"{self.url}/{path}")
 
     @property
     def _storage(self) -> InputStorage:
         if self._opened is None:
-            self._opened = InputStorage(self._url, self._options)
+            self._opened = InputStorage(self.url, self._options)
         return self._opened
 
     def _matches(self, path: str) -> bool:
@@ -165,10 +165,10 @@ class FileSource(Source):
         data = self._storage.read(path)
         remedy = "put it back as it was, or rewind to the epoch before, which lists the files anew"
         if data is None:
-            raise DamagedObjectError(f"{self._url}/{path} has vanished since its epoch was planned: {remedy}")
+            raise DamagedObjectError(f"{self.url}/{path} has vanished since its epoch was planned: {remedy}")
         if len(data) != size:
             raise DamagedObjectError(
-                f"{self._url}/{path} has changed from {size} to {len(data)} bytes since its epoch was planned: {remedy}"
+                f"{self.url}/{path} has changed from {size} to {len(data)} bytes since its epoch was planned: {remedy}"
             )
         return pa.py_buffer(data)
 
@@ -180,13 +180,13 @@ class FileSource(Source):
         names = schema.names if columns is None else list(columns)
         if unknown := sorted(set(names) - set(schema.names)):
             raise ConfigurationError(
-                f"source {self._url} has no column {unknown[0]!r}: there are {', '.join(schema.names)}"
+                f"source {self.url} has no column {unknown[0]!r}: there are {', '.join(schema.names)}"
             )
         return read_batches(self._format, path, data, schema, names)
 
     def _damaged(self, path: str, error: UnreadableFileError, remedy: str) -> DamagedObjectError:
         return DamagedObjectError(
-            f"{self._url}/{path} cannot be read as {self._format}: {error}; {remedy}, "
+            f"{self.url}/{path} cannot be read as {self._format}: {error}; {remedy}, "
             'or leave it out with on_bad_file="quarantine"'
         )
 

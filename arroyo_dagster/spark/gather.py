@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from arroyo_dagster.dataflow.watermarks import Clock
 from arroyo_dagster.errors import AttemptError
-from arroyo_dagster.model import FileEntry, OperatorRecord, SourceRecord, Span, StagedOutput
+from arroyo_dagster.model import FileEntry, OperatorRecord, SourceRecord, Span, StagedOutput, SubtaskRecord
 from arroyo_dagster.spark.channels import SenderReport
 from arroyo_dagster.spark.reports import Exchange, StageReport, SubtaskReport, WriterReport
 from arroyo_dagster.spark.spec import StageTask
@@ -36,6 +36,7 @@ def report_on_subtasks(task: StageTask, reports: Sequence[SubtaskReport]) -> Sta
         sum(sender.late_rows for sender in senders),
         tuple(report.subtask for report in reports if report.skipped),
         dict(metrics),
+        tuple(SubtaskRecord(report.rows_in, report.rows_out) for report in reports),
     )
     exchange = Exchange(
         tuple(file for report in reports for file in report.exchange.files),

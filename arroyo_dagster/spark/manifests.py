@@ -30,7 +30,7 @@ def compose(attempt: Attempt, parent: Manifest | None, reports: Sequence[StageRe
         sources = {record.source: replace(record, rows=0, quarantined=()) for record in parent.sources} | sources
         tables += [table for table in parent.tables if table.operator not in operators]
         operators = {
-            record.operator: replace(record, rows_in=0, rows_out=0, late_rows=0, metrics={})
+            record.operator: replace(record, rows_in=0, rows_out=0, late_rows=0, skipped=(), metrics={}, subtasks=())
             for record in parent.operators
         } | operators
     return Manifest(

@@ -1,0 +1,229 @@
+"""The jobs beside the checkpoint: each is one op with typed config, so that the launchpad explains itself."""
+
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from arroyo_dagster.controller import RunKind, Wait
+from arroyo_dagster.dataflow.duration import parse_duration
+from arroyo_dagster.engine import Engine
+from arroyo_dagster.log.entries import EpochPinned, EpochUnpinned, Fact, Resumed, StopRequested
+from arroyo_dagster.orchestration.deployment import PIPELINE_TAG, Deployment, in_a_sentence, key_of, refusal
+from arroyo_dagster.orchestration.runs import claim, live_runs
+from arroyo_dagster.retention import CleanupPlan, Retention
+from arroyo_dagster.upkeep import Cleaned, clean, may_clean, plan, rewind
+
+_PLANS = 5
+
+
+class CleanupConfig(dg.Config):
+    """What a cleaning removes. Without any rule here, the pipeline's own retention holds."""
+
+    dry_run: bool = Field(default=False, description="Show the plan, and change nothing.")
+    keep_last: int | None = Field(default=None, description="Keep so many of the newest epochs.")
+    keep_within: str | None = Field(default=None, description='Keep epochs taken within so long: "2 days".')
+    hourly: int | None = Field(default=None, description="Keep the newest epoch of each of so many hours.")
+    daily: int | None = Field(default=None, description="Keep the newest epoch of each of so many days.")
+
+    def retention(self, default: Retention) -> Retention:
+        """The rules, if there are any."""
+        if (self.keep_last, self.keep_within, self.hourly, self.daily) == (None,) * 4:
+            return default
+        within = None if self.keep_within is None else parse_duration(self.keep_within, "keep_within")
+        return Retention(self.keep_last, within, self.hourly, self.daily)
+
+
+class RewindConfig(dg.Config):
+    """Where to rewind to."""
+
+    epoch: int = Field(
+        description="The epoch that becomes the head again. Those after it are superseded, sinks take their output "
+        "back, and the next epochs process the same rows again, with today's code. 0 begins anew.",
+    )
+
+
+class PinConfig(dg.Config):
+    """Which epoch to pin."""
+
+    epoch: int = Field(description="The epoch that no retention rule removes from now on.")
+    label: str = Field(default="", description="Why, for people.")
+    unpin: bool = Field(default=False, description="Take a pin away instead.")
+
+
+def publish_job(deployment: Deployment) -> dg.JobDefinition:
+    """Bring the sinks up to the head. The sensor launches it when a run has died before it could."""
+
+    def publish(context: dg.OpExecutionContext) -> None:
+        with in_a_sentence():
+            engine = _engine(deployment, context)
+            engine.publish()
+            context.log.info(f"the sinks show epoch {engine.state().head} of {deployment.name}, and all before it")
+
+    about = "Finishes what a run that died has left half done: sinks publish the head, or take back what was rewound."
+    return _job(deployment, "publish", about, _op(deployment, "publish", publish))
+
+
+def stop_job(deployment: Deployment) -> dg.JobDefinition:
+    """Ask for a last checkpoint."""
+
+    def stop(context: dg.OpExecutionContext) -> None:
+        _record(deployment, context, StopRequested())
+        context.log.info(f"the controller takes a last epoch of {deployment.name}, then it rests until it is resumed")
+
+    about = "Takes a last epoch at once; then the pipeline rests until it is resumed. Nothing is lost."
+    return _job(deployment, "stop", about, _op(deployment, "stop", stop))
+
+
+def resume_job(deployment: Deployment) -> dg.JobDefinition:
+    """Let a pipeline go on."""
+
+    def resume(context: dg.OpExecutionContext) -> None:
+        _record(deployment, context, Resumed())
+        context.log.info(f"{deployment.name} goes on")
+
+    about = "Lets a stopped pipeline go on, and one that has failed too often try again."
+    return _job(deployment, "resume", about, _op(deployment, "resume", resume))
+
+
+def pin_job(deployment: Deployment) -> dg.JobDefinition:
+    """Keep an epoch whatever the rules say."""
+
+    @dg.op(name=f"{deployment.name}_pin_epoch")
+    def pin(context: dg.OpExecutionContext, config: PinConfig) -> None:
+        fact = EpochUnpinned(config.epoch) if config.unpin else EpochPinned(config.epoch, config.label)
+        _record(deployment, context, fact)
+        context.log.info(f"epoch {config.epoch} of {deployment.name} is {'un' if config.unpin else ''}pinned")
+
+    return _job(deployment, "pin", "Pins an epoch, so that no retention rule removes it; or unpins it.", pin)
+
+
+def rewind_job(deployment: Deployment) -> dg.JobDefinition:
+    """Go back to an epoch."""
+
+    @dg.op(name=f"{deployment.name}_rewind_to_epoch")
+    def rewind_to(context: dg.OpExecutionContext, config: RewindConfig) -> None:
+        claim(context.instance, context.run)
+        with in_a_sentence():
+            engine = _engine(deployment, context)
+            superseded = engine.state().line.after(config.epoch)
+            outcome = rewind(engine, config.epoch, context.run_id)
+        if isinstance(outcome, Wait):
+            raise refusal(f"pipeline {deployment.name!r} is not rewound: {outcome.reason}")
+        context.log.info(f"epoch {config.epoch} of {deployment.name} is the head again; superseded are {superseded}")
+
+    about = "Goes back to an epoch: sinks take later output back, and what came after is processed again."
+    return _job(deployment, "rewind", about, rewind_to)
+
+
+def cleanup_job(deployment: Deployment) -> dg.JobDefinition:
+    """Remove what the retention rules do not keep."""
+
+    @dg.op(name=f"{deployment.name}_clean_up")
+    def clean_up(context: dg.OpExecutionContext, config: CleanupConfig) -> None:
+        claim(context.instance, context.run)
+        with in_a_sentence():
+            retention = config.retention(deployment.pipeline.retention)
+            done = _clean(deployment, context, retention, dry_run=config.dry_run)
+        for removed in done.plan.removes if not config.dry_run else ():
+            context.instance.delete_dynamic_partition(deployment.partitions.name or "", key_of(removed))
+        context.add_output_metadata(
+            {
+                "arroyo/epochs_removed": len(done.plan.removes) if not config.dry_run else 0,
+                "arroyo/epochs_kept": len(done.plan.kept),
+                "arroyo/files_freed": done.files,
+                "arroyo/bytes_freed": done.bytes,
+                "arroyo/not_deleted": len(done.undeleted),
+                "arroyo/plan": dg.MetadataValue.md(as_markdown(done.plan)),
+            }
+        )
+        for reason in done.undeleted:
+            context.log.warning(reason)
+
+    about = "Removes epochs that no retention rule keeps, and the files that only they need. Shows its plan first."
+    return _job(deployment, "cleanup", about, clean_up)
+
+
+def cleanup_schedule(deployment: Deployment, job: dg.JobDefinition) -> dg.ScheduleDefinition:
+    """Clean up as often as the pipeline says. It is on from the beginning."""
+    return dg.ScheduleDefinition(
+        name=f"{deployment.name}_cleanup_schedule",
+        job=job,
+        cron_schedule=deployment.pipeline.cleanup_schedule,
+        default_status=dg.DefaultScheduleStatus.RUNNING,
+        description=f"Removes epochs of {deployment.name} that its retention does not keep.",
+        tags={PIPELINE_TAG: deployment.name},
+    )
+
+
+def as_markdown(plan: CleanupPlan) -> str:
+    """A plan for people: what goes, what stays, and why."""
+    lines = [
+        f"Removes epochs **{plan.removes}**: {len(plan.files):,} files, {plan.bytes:,} bytes.",
+        "",
+        "| kept epoch | why |",
+        "|---|---|",
+        *(f"| {epoch} | {'; '.join(reasons)} |" for epoch, reasons in plan.kept.items()),
+    ]
+    return "\n".join(lines)
+
+
+def _clean(deployment: Deployment, context: dg.OpExecutionContext, retention: Retention, *, dry_run: bool) -> Cleaned:
+    engine = _engine(deployment, context)
+    for _ in range(_PLANS):
+        if not dry_run and isinstance(wait := _may_clean(engine, deployment, context), Wait):
+            raise refusal(f"pipeline {deployment.name!r} is not cleaned up now: {wait.reason}")
+        planned = plan(engine, retention)
+        context.log.info(
+            f"the plan removes epochs {planned.removes}: {len(planned.files):,} files, {planned.bytes:,} bytes; "
+            f"it keeps {len(planned.kept)} epochs"
+        )
+        if dry_run or not (planned.removes or planned.files or planned.manifests):
+            return Cleaned(planned, 0, 0, ())
+        done = clean(engine, planned, context.run_id)
+        if isinstance(done, Cleaned):
+            return done
+        context.log.info(f"{done.reason}")
+    raise refusal(
+        f"pipeline {deployment.name!r} is not cleaned up now: its log changes too often; the next run tries again"
+    )
+
+
+def _may_clean(engine: Engine, deployment: Deployment, context: dg.OpExecutionContext) -> Any:
+    return may_clean(
+        engine,
+        lambda state: [
+            run
+            for run in live_runs(context.instance, deployment, state)
+            if run.run_id != context.run_id and run.kind is not RunKind.CLEANUP
+        ],
+    )
+
+
+def _record(deployment: Deployment, context: dg.OpExecutionContext, fact: Fact) -> None:
+    with in_a_sentence():
+        outcome = _engine(deployment, context).record(fact)
+    if isinstance(outcome, Wait):
+        raise refusal(f"pipeline {deployment.name!r}: {outcome.reason}")
+
+
+def _engine(deployment: Deployment, context: dg.OpExecutionContext) -> Engine:
+    return deployment.engine(f"run {context.run_id}", context.run_id)
+
+
+def _op(deployment: Deployment, name: str, body: Callable[[dg.OpExecutionContext], None]) -> dg.OpDefinition:
+    return dg.op(name=f"{deployment.name}_{name}_pipeline")(body)
+
+
+def _job(deployment: Deployment, name: str, description: str, op: dg.OpDefinition) -> dg.JobDefinition:
+    @dg.job(
+        name=f"{deployment.name}_{name}",
+        description=description,
+        executor_def=dg.in_process_executor,
+        tags={PIPELINE_TAG: deployment.name},
+    )
+    def job() -> None:
+        op()
+
+    return job

@@ -1,0 +1,77 @@
+"""Which runs may still be at work on a pipeline, whoever launched them, and from which page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import dagster as dg
+import pendulum
+from pendulum import DateTime
+
+from arroyo_dagster.controller import Run, RunKind
+from arroyo_dagster.log import PipelineState
+from arroyo_dagster.orchestration.deployment import Deployment, epoch_of
+from arroyo_dagster.processes import is_process, lives, named_runs, own_run_id
+
+PROCESS_TAG = "arroyo_dagster/process"
+"""Which process a run is, for as long as Dagster has not noticed that it is gone."""
+
+_PARTITION_TAGS = ("dagster/partition", "dagster/asset_partition_range_start")
+_ENDED = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
+_UNFINISHED = [status for status in dg.DagsterRunStatus if status not in _ENDED]
+_FROM_ASSET_PAGES = "__ASSET_JOB"
+
+KINDS = {
+    "checkpoint": RunKind.CHECKPOINT,
+    "publish": RunKind.CHECKPOINT,
+    "cleanup": RunKind.CLEANUP,
+    "rewind": RunKind.REWIND,
+}
+"""What the jobs of a pipeline do, by the end of their names."""
+
+
+def live_runs(instance: dg.DagsterInstance, deployment: Deployment, state: PipelineState) -> list[Run]:
+    """The runs that have not ended: those of Dagster, and processes outside it that the state names."""
+    outside = [run for run in named_runs(state) if is_process(run.run_id) and lives(run.run_id)]
+    records = instance.get_run_records(dg.RunsFilter(statuses=_UNFINISHED))
+    return [*outside, *_seen(records, deployment, state)]
+
+
+def claim(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """Note which process a run is, so that others see when it is gone."""
+    instance.add_run_tags(run.run_id, {PROCESS_TAG: own_run_id()})
+
+
+def is_gone(run: dg.DagsterRun) -> bool:
+    """Tell whether the process of a run is gone, though Dagster still takes it to be running."""
+    process = run.tags.get(PROCESS_TAG)
+    return process is not None and not lives(process)
+
+
+def _seen(records: Iterable[dg.RunRecord], deployment: Deployment, state: PipelineState) -> Iterator[Run]:
+    for record in records:
+        run = record.dagster_run
+        kind = _kind(run, deployment, state)
+        if kind is not None and not is_gone(run):
+            yield Run(run.run_id, kind, _since(record))
+
+
+def _kind(run: dg.DagsterRun, deployment: Deployment, state: PipelineState) -> RunKind | None:
+    kind = KINDS.get(run.job_name.removeprefix(f"{deployment.name}_"))
+    if run.job_name.startswith(_FROM_ASSET_PAGES):
+        ours = {spec.key for spec in deployment.persisted.values()}
+        kind = RunKind.CHECKPOINT if ours & set(run.asset_selection or ()) else None
+    if kind is RunKind.CHECKPOINT and not run.job_name.endswith("_publish"):
+        epochs = (epoch_of(run.tags[tag]) for tag in _PARTITION_TAGS if tag in run.tags)
+        if any(epoch is not None and epoch in state.kept for epoch in epochs):
+            return RunKind.REPLAY
+    return kind
+
+
+def _since(record: dg.RunRecord) -> DateTime:
+    """When a run began. One that is queued behind others has all the time in the world."""
+    if record.dagster_run.status is dg.DagsterRunStatus.QUEUED:
+        return pendulum.now("UTC")
+    if record.start_time is not None:
+        return pendulum.from_timestamp(record.start_time, "UTC")
+    return pendulum.instance(record.create_timestamp).in_timezone("UTC")

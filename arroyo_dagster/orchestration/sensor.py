@@ -1,0 +1,106 @@
+"""The controller: a sensor that asks `controller.progress` what is to be done, and has a run do it."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pendulum
+
+from arroyo_dagster.controller import RecoverSinks, StartCheckpoint, Wait, hold_back
+from arroyo_dagster.errors import ArroyoDagsterError
+from arroyo_dagster.log.state import Failures, PipelineState
+from arroyo_dagster.orchestration.deployment import PIPELINE_TAG, Deployment, key_of
+from arroyo_dagster.orchestration.runs import is_gone, live_runs
+from arroyo_dagster.orchestration.view import View, changes
+
+WORK_TAG = "arroyo_dagster/work"
+"""What a run was launched for. Dagster remembers run keys for ever, so each try has a number of its own behind it."""
+
+_SHORTEST, _LONGEST = 5, 30  # seconds between two ticks
+
+
+def controller_sensor(
+    deployment: Deployment, checkpoint: dg.UnresolvedAssetJobDefinition, publish: dg.JobDefinition
+) -> dg.SensorDefinition:
+    """The sensor of a pipeline. It is on from the beginning."""
+    interval = deployment.pipeline.policy.interval
+
+    def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        try:
+            return tick(deployment, context.instance, context.cursor)
+        except ArroyoDagsterError as error:
+            raise error.with_traceback(None) from None
+
+    return dg.SensorDefinition(
+        name=f"{deployment.name}_controller",
+        evaluation_fn=evaluate,
+        jobs=[checkpoint, publish],
+        minimum_interval_seconds=max(_SHORTEST, min(_LONGEST, round(interval.total_seconds() / 6))),
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=f"Takes an epoch of {deployment.name} every {interval.in_words()}, one at a time; retries what "
+        "failed, finishes what was left half done, and keeps partitions and materializations as the log says.",
+        tags={PIPELINE_TAG: deployment.name},
+    )
+
+
+def tick(deployment: Deployment, instance: dg.DagsterInstance, cursor: str | None) -> dg.SensorResult:
+    """Look, decide, and say what Dagster has to do."""
+    engine = deployment.engine("controller")
+    decision = engine.settle(lambda state: live_runs(instance, deployment, state))
+    state = engine.created() if isinstance(decision, StartCheckpoint) else engine.state()
+    request = _request(deployment, instance, state, decision)
+    news = changes(instance, deployment, engine, state, View.of(cursor))
+    added = {
+        *news.add,
+        *([request.partition_key] if isinstance(request, dg.RunRequest) and request.partition_key else []),
+    }
+    partitions = deployment.partitions
+    return dg.SensorResult(
+        run_requests=[request] if isinstance(request, dg.RunRequest) else [],
+        skip_reason=request if isinstance(request, dg.SkipReason) else None,
+        cursor=news.view.cursor,
+        dynamic_partitions_requests=[
+            *([partitions.build_add_request(sorted(added))] if added else []),
+            *([partitions.build_delete_request(list(news.delete))] if news.delete else []),
+        ],
+        asset_events=news.events,
+    )
+
+
+def _request(
+    deployment: Deployment,
+    instance: dg.DagsterInstance,
+    state: PipelineState,
+    decision: StartCheckpoint | RecoverSinks | Wait,
+) -> dg.RunRequest | dg.SkipReason:
+    key: str | None = None
+    match decision:
+        case Wait(reason):
+            return dg.SkipReason(reason)
+        case StartCheckpoint(barrier, attempt):
+            epoch = barrier.epoch
+            what = f"epoch {epoch}, attempt {attempt},"
+            work, job, key = f"{state.life}/epoch-{epoch}/attempt-{attempt}", "checkpoint", key_of(epoch)
+        case RecoverSinks(entry, _, _):
+            what = f"the sinks of epoch {state.head}"
+            failed = state.sinks.failures.count if state.sinks else 0
+            work, job = f"{state.life}/sinks-{entry}/failed-{failed}", "publish"
+    ended = _launched(instance, work)
+    if wait := hold_back(what, ended, deployment.pipeline.policy, pendulum.now("UTC")):
+        return dg.SkipReason(wait.reason)
+    return dg.RunRequest(
+        run_key=f"{deployment.name}/{work}/try-{ended.count + 1}",
+        job_name=f"{deployment.name}_{job}",
+        partition_key=key,
+        tags={PIPELINE_TAG: deployment.name, WORK_TAG: work},
+    )
+
+
+def _launched(instance: dg.DagsterInstance, work: str) -> Failures:
+    """The runs that were launched for this and have ended, without a word of it in the log."""
+    records = instance.get_run_records(dg.RunsFilter(tags={WORK_TAG: work}))
+    ended = [record for record in records if record.dagster_run.is_finished or is_gone(record.dagster_run)]
+    if not ended:
+        return Failures()
+    last = max(ended, key=lambda record: record.create_timestamp)
+    at = pendulum.from_timestamp(last.end_time) if last.end_time else pendulum.instance(last.create_timestamp)
+    return Failures(len(ended), f"run {last.dagster_run.run_id[:8]} ended before it began", at.in_timezone("UTC"))

@@ -1,0 +1,93 @@
+"""Dagster's view of a pipeline, brought up to what the log says: partitions and materializations.
+
+The log is the truth. An epoch that was taken outside Dagster, or whose run died before it could say what it had done,
+or that an older Dagster instance knew, is reported here; the key of one that is gone is deleted.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import islice
+
+import dagster as dg
+
+from arroyo_dagster.engine import Engine
+from arroyo_dagster.log import PipelineState
+from arroyo_dagster.log.codec import decode, encode
+from arroyo_dagster.model import EpochSet
+from arroyo_dagster.orchestration.deployment import Deployment, key_of
+from arroyo_dagster.orchestration.metadata import metadata_of
+
+_AT_ONCE = 20  # epochs reported by one tick of the sensor, so that it stays a short one
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Which epochs of which life of the pipeline this Dagster instance knows. The sensor's cursor holds it."""
+
+    life: str = ""
+    epochs: EpochSet = EpochSet()
+
+    @classmethod
+    def of(cls, cursor: str | None) -> View:
+        """What a cursor says; nothing if there is none, or it is not ours."""
+        try:
+            return decode(cls, json.loads(cursor or ""), "the sensor's cursor")
+        except ValueError:
+            return cls()
+
+    @property
+    def cursor(self) -> str:
+        """The view as a cursor."""
+        return json.dumps(encode(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What has to be told to Dagster, and the view after that."""
+
+    view: View
+    add: tuple[str, ...] = ()
+    delete: tuple[str, ...] = ()
+    events: tuple[dg.AssetMaterialization, ...] = ()
+
+
+def changes(
+    instance: dg.DagsterInstance, deployment: Deployment, engine: Engine, state: PipelineState, view: View
+) -> Changes:
+    """Compare the view with the log. At most so many epochs are reported at once, the oldest first."""
+    shown = view.epochs if view.life == state.life else EpochSet()
+    gone = view.epochs - state.kept
+    new = EpochSet.of(islice(state.kept - shown - state.needed_by_sinks, _AT_ONCE))
+    known = {} if view.life not in {"", state.life} else _materialized(instance, deployment, new)
+    events = [
+        dg.AssetMaterialization(
+            deployment.specs[node.name].key,
+            description="Reported from the pipeline's log.",
+            metadata=metadata_of(node, engine.manifest(epoch, state)),
+            partition=key_of(epoch),
+        )
+        for epoch in new
+        for node in deployment.nodes
+        if key_of(epoch) not in known.get(node.name, ())
+    ]
+    return Changes(
+        View(state.life, (shown & state.kept) | new),
+        tuple(map(key_of, new)),
+        tuple(map(key_of, gone)),
+        tuple(events),
+    )
+
+
+def _materialized(instance: dg.DagsterInstance, deployment: Deployment, epochs: EpochSet) -> dict[str, set[str]]:
+    """Of these epochs, those that Dagster has a materialization of, for each asset."""
+    keys = [key_of(epoch) for epoch in epochs]
+    if not keys:
+        return {}
+    found: dict[str, set[str]] = {}
+    for node in deployment.nodes:
+        of_asset = dg.AssetRecordsFilter(deployment.specs[node.name].key, asset_partitions=keys)
+        records = instance.fetch_materializations(of_asset, limit=10 * len(keys)).records
+        found[node.name] = {record.partition_key for record in records if record.partition_key}
+    return found
