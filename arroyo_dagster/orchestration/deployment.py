@@ -91,6 +91,8 @@ def in_a_sentence() -> Iterator[None]:
         yield
     except ArroyoDagsterError as error:
         raise refusal(str(error), again=isinstance(error, StorageError)) from None
+    except dg.Failure as failure:
+        raise refusal(failure.description or "", again=failure.allow_retries) from None
 
 
 def refusal(reason: str, *, again: bool = False) -> dg.Failure:
