@@ -38,6 +38,18 @@ class Replayed:
         return ReplayOutcome.DIFFERENT if self.differences else ReplayOutcome.IDENTICAL
 
 
+def replay(engine: Engine, epoch: int, run_id: str | None = None) -> Replayed | Wait:
+    """Replay one epoch, from beginning to end."""
+    attempt = begin_replay(engine, epoch, run_id)
+    if isinstance(attempt, Wait):
+        return attempt
+    with engine.guarded(attempt):
+        reports: dict[str, StageReport] = {}
+        for stage in engine.stages:
+            reports[stage.name] = engine.run_stage(attempt, stage.name, reports)
+        return finish_replay(engine, attempt, list(reports.values()))
+
+
 def begin_replay(engine: Engine, epoch: int, run_id: str | None = None) -> Attempt | Wait:
     """Put a replay of a kept epoch into flight."""
     while True:

@@ -5,17 +5,16 @@ that fails must show none.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import dagster as dg
 
 from arroyo_dagster.dataflow.stages import Stage
-from arroyo_dagster.engine import Engine
 from arroyo_dagster.errors import ConfigurationError
 from arroyo_dagster.orchestration import handover
 from arroyo_dagster.orchestration.checks import specs_of_checks
-from arroyo_dagster.orchestration.deployment import SPARK, Deployment, in_a_sentence
+from arroyo_dagster.orchestration.deployment import Deployment, in_a_sentence
 from arroyo_dagster.orchestration.epochs import begin, committed, compared, giving_up, go_on
+from arroyo_dagster.orchestration.resources import SPARK
 from arroyo_dagster.orchestration.runs import claim
 from arroyo_dagster.spark.plans import Attempt
 from arroyo_dagster.spark.reports import StageReport
@@ -73,7 +72,7 @@ def _begin_op(deployment: Deployment) -> dg.OpDefinition:
     def begin_epoch(context: dg.OpExecutionContext) -> list[Attempt]:
         claim(context.instance, context.run)
         with in_a_sentence():
-            attempts = begin(_engine(deployment, context), deployment, context)
+            attempts = begin(deployment.engine_of(context), deployment, context)
         for attempt in attempts:
             context.log.info(f"{attempt} begins on top of epoch {attempt.parent}")
         return attempts
@@ -94,7 +93,7 @@ def _stage_op(deployment: Deployment, stage: Stage) -> dg.OpDefinition:
     ) -> list[StageReport]:
         reports = []
         with in_a_sentence():
-            engine = _engine(deployment, context)
+            engine = deployment.engine_of(context)
             for number, current in enumerate(go_on(engine, context, attempts)):
                 before = {origin: of_stage[number] for origin, of_stage in earlier.items()}
                 with giving_up(engine, attempts):
@@ -125,7 +124,7 @@ def _commit_op(deployment: Deployment) -> dg.OpDefinition:
             list(of_epoch) for of_epoch in zip(*(reports[stage.name] for stage in deployment.stages), strict=True)
         ]
         with in_a_sentence():
-            engine = _engine(deployment, context)
+            engine = deployment.engine_of(context)
             current = go_on(engine, context, attempts)
             if current[0].replay:
                 yield from compared(engine, deployment, context, current, in_order)
@@ -135,13 +134,6 @@ def _commit_op(deployment: Deployment) -> dg.OpDefinition:
                 context.log.warning(f"{left}; it is left for the cleaning job")
 
     return commit_epoch
-
-
-def _engine(deployment: Deployment, context: dg.OpExecutionContext) -> Engine:
-    def session() -> Any:
-        return getattr(context.resources, SPARK).session()
-
-    return deployment.engine(f"run {context.run_id}", context.run_id, session)
 
 
 def _check_outputs(deployment: Deployment) -> dict[str, dg.AssetCheckSpec]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
+from typing import TypeAlias
 
 import dagster as dg
 import pendulum
@@ -14,13 +16,18 @@ from arroyo_dagster.engine import Engine
 from arroyo_dagster.log import PipelineState
 from arroyo_dagster.log.entries import ReplayOutcome
 from arroyo_dagster.model import EpochSet, Manifest
-from arroyo_dagster.orchestration.checks import Epoch, replay_result, results
+from arroyo_dagster.orchestration.checks import REPLAYED, Epoch, replay_result, results
 from arroyo_dagster.orchestration.deployment import Deployment, epoch_of, key_of, refusal
 from arroyo_dagster.orchestration.metadata import Timings, metadata_of
 from arroyo_dagster.orchestration.runs import claim, live_runs
 from arroyo_dagster.replay import Replayed, begin_replay, finish_replay, go_on_replay
 from arroyo_dagster.spark.plans import Attempt
 from arroyo_dagster.spark.reports import StageReport
+
+VERIFIED = {"arroyo/replay": ReplayOutcome.IDENTICAL.value}
+"""The metadata of an epoch that was replayed."""
+
+_Event: TypeAlias = dg.AssetMaterialization | dg.AssetCheckEvaluation
 
 
 def begin(engine: Engine, deployment: Deployment, context: dg.OpExecutionContext) -> list[Attempt]:
@@ -111,24 +118,42 @@ def compared(
         key = deployment.specs[node.name].key
         yield from results(node, key, epochs)
         yield replay_result(key, replays)
-    if different := [of for of in replays if of.differences]:
-        raise refusal(_told(deployment, different))
+    refuse_differences(deployment, replays)
     for node in deployment.nodes:
-        of_last = metadata_of(node, replays[-1].manifest) if len(replays) == 1 else {}
-        verified = {"arroyo/replay": ReplayOutcome.IDENTICAL.value}
-        yield dg.Output(None, node.name, metadata=of_last | verified)
+        of_only = metadata_of(node, replays[0].manifest) if len(replays) == 1 else {}
+        yield dg.Output(None, node.name, metadata=of_only | VERIFIED)
+
+
+def replay_events(deployment: Deployment, replays: Sequence[Replayed]) -> Iterator[_Event]:
+    """What Dagster is told of replays by a run that has no outputs for them."""
+    for of, node in product(replays, deployment.nodes):
+        key, partition = deployment.specs[node.name].key, key_of(of.manifest.epoch)
+        result = replay_result(key, [of])
+        yield dg.AssetCheckEvaluation(
+            asset_key=key,
+            check_name=REPLAYED,
+            passed=result.passed,
+            metadata={},
+            description=result.description,
+            partition=partition,
+        )
+        if not of.differences:
+            metadata = metadata_of(node, of.manifest) | VERIFIED
+            yield dg.AssetMaterialization(key, partition=partition, metadata=metadata)
+
+
+def refuse_differences(deployment: Deployment, replays: Sequence[Replayed]) -> None:
+    """Fail if a replay is not identical."""
+    each = [f"epoch {of.manifest.epoch} ({'; '.join(of.differences)})" for of in replays if of.differences]
+    if each:
+        raise refusal(
+            f"pipeline {deployment.name!r} does not do today what it did then, in {', '.join(each)}; nothing was "
+            "published. Rewind to the epoch before if today's result is the right one"
+        )
 
 
 def _parent(engine: Engine, manifest: Manifest) -> Manifest | None:
     return engine.manifest(manifest.parent) if manifest.parent else None
-
-
-def _told(deployment: Deployment, different: Sequence[Replayed]) -> str:
-    each = (f"epoch {of.manifest.epoch} ({'; '.join(of.differences)})" for of in different)
-    return (
-        f"pipeline {deployment.name!r} does not do today what it did then, in {', '.join(each)}; nothing was "
-        "published. Rewind to the epoch before if today's result is the right one"
-    )
 
 
 def _begin_replays(engine: Engine, epochs: Sequence[int], context: dg.OpExecutionContext) -> list[Attempt]:
