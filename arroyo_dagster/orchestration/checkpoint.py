@@ -140,7 +140,7 @@ def _check_outputs(deployment: Deployment) -> dict[str, dg.AssetCheckSpec]:
     return {
         f"check__{node.name}__{spec.name}": spec
         for node in deployment.nodes
-        for spec in specs_of_checks(node, deployment.specs[node.name].key, deployment.partitions)
+        for spec in specs_of_checks(node, deployment.specs[node.name].key)
     }
 
 

@@ -10,9 +10,8 @@ import dagster as dg
 
 from arroyo_dagster.dataflow.graph import OperatorNode, SinkNode
 from arroyo_dagster.errors import ArroyoDagsterError
-from arroyo_dagster.log import Store, names
+from arroyo_dagster.log import PipelineState, Store, names
 from arroyo_dagster.model import FileEntry, Manifest
-from arroyo_dagster.replay import Replayed
 from arroyo_dagster.state.files import read_verified
 
 
@@ -97,16 +96,11 @@ def checks_of(node: OperatorNode | SinkNode) -> Mapping[str, Check]:
     return _OF_SINKS if isinstance(node.stream, OperatorNode) else {}
 
 
-def specs_of_checks(
-    node: OperatorNode | SinkNode, key: dg.AssetKey, partitions: dg.PartitionsDefinition[str]
-) -> list[dg.AssetCheckSpec]:
-    """The checks of an asset as Dagster knows them. Each epoch has results of its own."""
+def specs_of_checks(node: OperatorNode | SinkNode, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
+    """The checks of an asset as Dagster knows them."""
     about = {name: check.__doc__ for name, check in checks_of(node).items()}
-    about[REPLAYED] = "What came out of the epoch's latest replay is what came out when it was taken."
-    return [
-        dg.AssetCheckSpec(name, asset=key, description=description, partitions_def=partitions)
-        for name, description in about.items()
-    ]
+    about[REPLAYED] = "No kept epoch came out otherwise when it was last replayed."
+    return [dg.AssetCheckSpec(name, asset=key, description=description) for name, description in about.items()]
 
 
 def results(node: OperatorNode | SinkNode, key: dg.AssetKey, epochs: Sequence[Epoch]) -> Iterator[dg.AssetCheckResult]:
@@ -116,10 +110,10 @@ def results(node: OperatorNode | SinkNode, key: dg.AssetKey, epochs: Sequence[Ep
         yield _result(key, name, found, "")
 
 
-def replay_result(key: dg.AssetKey, replays: Sequence[Replayed]) -> dg.AssetCheckResult:
-    """Whether replays were identical to their epochs. One that was not replayed yet has nothing to differ from."""
-    found = [f"epoch {of.manifest.epoch}: {one}" for of in replays for one in of.differences]
-    return _result(key, REPLAYED, found, "replayed" if replays else "taken once, not replayed yet")
+def replay_result(key: dg.AssetKey, state: PipelineState) -> dg.AssetCheckResult:
+    """Whether epochs came out the same when they were replayed."""
+    found = [f"the latest replays of epochs {state.differing} were different"] if state.differing else []
+    return _result(key, REPLAYED, found, f"replayed and identical: {state.verified}")
 
 
 def _result(key: dg.AssetKey, name: str, problems: Sequence[str], otherwise: str) -> dg.AssetCheckResult:

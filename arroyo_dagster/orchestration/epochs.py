@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import product
 from typing import TypeAlias
 
 import dagster as dg
@@ -85,14 +84,14 @@ def committed(
 ) -> Iterator[object]:
     """Commit an epoch and publish its output; then tell Dagster of it."""
     manifest, timings = _commit(engine, attempt, reports)
-    parent = _parent(engine, manifest)
+    parent, state = _parent(engine, manifest), engine.state()
     context.log.info(f"epoch {manifest.epoch} is committed, and its output is out")
     for node in deployment.nodes:
         yield dg.Output(None, node.name, metadata=metadata_of(node, manifest, timings))
     for node in deployment.nodes:
         key = deployment.specs[node.name].key
         yield from results(node, key, [Epoch(manifest, parent, engine.store)])
-        yield replay_result(key, [])
+        yield replay_result(key, state)
 
 
 def compared(
@@ -113,33 +112,28 @@ def compared(
         for sink in replayed.healed:
             context.log.warning(f"epoch {replayed.manifest.epoch}: sink {sink} had lost output, which is there again")
         replays.append(replayed)
+    state = engine.state()
     epochs = [Epoch(of.manifest, _parent(engine, of.manifest), engine.store) for of in replays]
     for node in deployment.nodes:
         key = deployment.specs[node.name].key
         yield from results(node, key, epochs)
-        yield replay_result(key, replays)
+        yield replay_result(key, state)
     refuse_differences(deployment, replays)
     for node in deployment.nodes:
         of_only = metadata_of(node, replays[0].manifest) if len(replays) == 1 else {}
         yield dg.Output(None, node.name, metadata=of_only | VERIFIED)
 
 
-def replay_events(deployment: Deployment, replays: Sequence[Replayed]) -> Iterator[_Event]:
+def replay_events(deployment: Deployment, replays: Sequence[Replayed], state: PipelineState) -> Iterator[_Event]:
     """What Dagster is told of replays by a run that has no outputs for them."""
-    for of, node in product(replays, deployment.nodes):
-        key, partition = deployment.specs[node.name].key, key_of(of.manifest.epoch)
-        result = replay_result(key, [of])
-        yield dg.AssetCheckEvaluation(
-            asset_key=key,
-            check_name=REPLAYED,
-            passed=result.passed,
-            metadata={},
-            description=result.description,
-            partition=partition,
-        )
-        if not of.differences:
-            metadata = metadata_of(node, of.manifest) | VERIFIED
-            yield dg.AssetMaterialization(key, partition=partition, metadata=metadata)
+    for node in deployment.nodes:
+        key = deployment.specs[node.name].key
+        result = replay_result(key, state)
+        yield dg.AssetCheckEvaluation(key, REPLAYED, passed=result.passed, description=result.description)
+        for of in replays:
+            if not of.differences:
+                metadata = metadata_of(node, of.manifest) | VERIFIED
+                yield dg.AssetMaterialization(key, partition=key_of(of.manifest.epoch), metadata=metadata)
 
 
 def refuse_differences(deployment: Deployment, replays: Sequence[Replayed]) -> None:

@@ -157,7 +157,7 @@ def replay_job(deployment: Deployment) -> dg.JobDefinition:
                     raise refusal(replayed.reason)
                 context.log.info(f"epoch {epoch} is {replayed.outcome}")
                 replays.append(replayed)
-            for event in replay_events(deployment, replays):
+            for event in replay_events(deployment, replays, engine.state()):
                 context.log_event(event)  # type: ignore[arg-type]  # it takes results of checks, too
             refuse_differences(deployment, replays)
 
