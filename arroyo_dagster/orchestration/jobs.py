@@ -9,6 +9,7 @@ from pydantic import Field
 from arroyo_dagster.controller import RunKind, Wait
 from arroyo_dagster.dataflow.duration import parse_duration
 from arroyo_dagster.engine import Engine
+from arroyo_dagster.errors import ConfigurationError
 from arroyo_dagster.log.entries import EpochPinned, EpochUnpinned, Fact, Resumed, StopRequested
 from arroyo_dagster.orchestration.deployment import PIPELINE_TAG, Deployment, in_a_sentence, key_of, refusal
 from arroyo_dagster.orchestration.runs import claim, live_runs
@@ -147,14 +148,21 @@ def cleanup_job(deployment: Deployment) -> dg.JobDefinition:
 
 def cleanup_schedule(deployment: Deployment, job: dg.JobDefinition) -> dg.ScheduleDefinition:
     """Clean up as often as the pipeline says. It is on from the beginning."""
-    return dg.ScheduleDefinition(
-        name=f"{deployment.name}_cleanup_schedule",
-        job=job,
-        cron_schedule=deployment.pipeline.cleanup_schedule,
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Removes epochs of {deployment.name} that its retention does not keep.",
-        tags={PIPELINE_TAG: deployment.name},
-    )
+    cron = deployment.pipeline.cleanup_schedule
+    try:
+        return dg.ScheduleDefinition(
+            name=f"{deployment.name}_cleanup_schedule",
+            job=job,
+            cron_schedule=cron,
+            default_status=dg.DefaultScheduleStatus.RUNNING,
+            description=f"Removes epochs of {deployment.name} that its retention does not keep.",
+            tags={PIPELINE_TAG: deployment.name},
+        )
+    except dg.DagsterInvalidDefinitionError:
+        raise ConfigurationError(
+            f"pipeline {deployment.name!r}: its cleanup_schedule must be in cron's words, such as '*/10 * * * *', "
+            f"not {cron!r}"
+        ) from None
 
 
 def as_markdown(plan: CleanupPlan) -> str:
