@@ -10,6 +10,7 @@ import dagster as dg
 import duckdb
 import pendulum
 import pyarrow as pa
+from dagster._core.remote_origin import RegisteredCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
 from arroyo_dagster import CheckpointPolicy, Pipeline, Retention, agg, build_definitions
 from arroyo_dagster.engine import Engine
@@ -126,6 +127,10 @@ def expected_output(
     return found
 
 
+# A run that queues has to say where its code is. Dagster has no public way to make one.
+_ORIGIN = RemoteJobOrigin(RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "repository"), "job")
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """What one evaluation of the sensor has said."""
@@ -240,7 +245,11 @@ class Daemon:
         config = {"rewind": {"epoch": 1}, "pin": {"epoch": 1}}.get(job)
         ops = {node.name: {"config": config} for node in definition.nodes} if config else {}
         return self.instance.create_run_for_job(
-            definition, run_config={"ops": ops} if ops else None, status=status, tags={**partition, **(tags or {})}
+            definition,
+            run_config={"ops": ops} if ops else None,
+            status=status,
+            tags={**partition, **(tags or {})},
+            remote_job_origin=_ORIGIN,
         )
 
     def begun(self, request: dg.RunRequest) -> tuple[dg.DagsterRun, Engine, Attempt]:
