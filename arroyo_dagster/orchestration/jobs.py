@@ -195,14 +195,21 @@ def cleanup_job(deployment: Deployment) -> dg.JobDefinition:
 
 def cleanup_schedule(deployment: Deployment, job: dg.JobDefinition) -> dg.ScheduleDefinition:
     """Clean up as often as the pipeline says. It is on from the beginning."""
-    return dg.ScheduleDefinition(
-        name=f"{deployment.name}_cleanup_schedule",
-        job=job,
-        cron_schedule=deployment.pipeline.cleanup_schedule,
-        default_status=dg.DefaultScheduleStatus.RUNNING,
-        description=f"Removes epochs of {deployment.name} that its retention does not keep.",
-        tags={PIPELINE_TAG: deployment.name},
-    )
+    cron = deployment.pipeline.cleanup_schedule
+    try:
+        return dg.ScheduleDefinition(
+            name=f"{deployment.name}_cleanup_schedule",
+            job=job,
+            cron_schedule=cron,
+            default_status=dg.DefaultScheduleStatus.RUNNING,
+            description=f"Removes epochs of {deployment.name} that its retention does not keep.",
+            tags={PIPELINE_TAG: deployment.name},
+        )
+    except dg.DagsterInvalidDefinitionError:
+        raise ConfigurationError(
+            f"pipeline {deployment.name!r}: its cleanup_schedule must be in cron's words, such as '*/10 * * * *', "
+            f"not {cron!r}"
+        ) from None
 
 
 def as_markdown(plan: CleanupPlan) -> str:

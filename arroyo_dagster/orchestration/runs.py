@@ -14,7 +14,7 @@ from arroyo_dagster.orchestration.deployment import Deployment, epoch_of
 from arroyo_dagster.processes import is_process, lives, named_runs, own_run_id
 
 PROCESS_TAG = "arroyo_dagster/process"
-"""Which process a run is, for as long as Dagster has not noticed that it is gone."""
+"""Which process a run is, for as long as Dagster has not noticed that it is gone. Re-executions inherit tags."""
 
 _PARTITION_TAGS = ("dagster/partition", "dagster/asset_partition_range_start")
 _ENDED = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
@@ -53,13 +53,13 @@ def bury_the_gone(instance: dg.DagsterInstance, deployment: Deployment) -> None:
 
 def claim(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
     """Note which process a run is, so that others see when it is gone."""
-    instance.add_run_tags(run.run_id, {PROCESS_TAG: own_run_id()})
+    instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id}/{own_run_id()}"})
 
 
 def is_gone(run: dg.DagsterRun) -> bool:
     """Tell whether the process of a run is gone, though Dagster still takes it to be running."""
-    process = run.tags.get(PROCESS_TAG)
-    return process is not None and not lives(process)
+    owner, _, process = run.tags.get(PROCESS_TAG, "").partition("/")
+    return owner == run.run_id and not lives(process)
 
 
 def _unfinished(
@@ -72,7 +72,8 @@ def _unfinished(
 
 
 def _kind(run: dg.DagsterRun, deployment: Deployment, state: PipelineState) -> RunKind | None:
-    kind = KINDS.get(run.job_name.removeprefix(f"{deployment.name}_"))
+    of, _, job = run.job_name.rpartition("_")
+    kind = KINDS.get(job) if of == deployment.name else None
     if run.job_name.startswith(_FROM_ASSET_PAGES):
         ours = {spec.key for spec in deployment.persisted.values()}
         kind = RunKind.CHECKPOINT if ours & set(run.asset_selection or ()) else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import dagster as dg
 import pendulum
 
@@ -13,7 +15,7 @@ from arroyo_dagster.orchestration.runs import bury_the_gone, live_runs
 from arroyo_dagster.orchestration.view import View, changes
 
 WORK_TAG = "arroyo_dagster/work"
-"""What a run was launched for. Dagster remembers run keys for ever, so each try has a number of its own behind it."""
+"""What a run was launched for. Dagster never launches a run key twice, so each try's names the run before it."""
 
 _SHORTEST, _LONGEST = 5, 30  # seconds between two ticks
 
@@ -86,22 +88,26 @@ def _request(
             failed = state.sinks.failures.count if state.sinks else 0
             work, job = f"{state.life}/sinks-{entry}/failed-{failed}", "publish"
     ended = _launched(instance, work)
-    if wait := hold_back(what, ended, deployment.pipeline.policy, pendulum.now("UTC")):
+    if wait := hold_back(what, _failures(ended), deployment.pipeline.policy, pendulum.now("UTC")):
         return dg.SkipReason(wait.reason)
+    place = f"after-{ended[0].dagster_run.run_id}" if ended else "first"
     return dg.RunRequest(
-        run_key=f"{deployment.name}/{work}/try-{ended.count + 1}",
+        run_key=f"{deployment.name}/{work}/{place}",
         job_name=f"{deployment.name}_{job}",
         partition_key=key,
         tags={PIPELINE_TAG: deployment.name, WORK_TAG: work},
     )
 
 
-def _launched(instance: dg.DagsterInstance, work: str) -> Failures:
-    """The runs that were launched for this and have ended, without a word of it in the log."""
+def _launched(instance: dg.DagsterInstance, work: str) -> Sequence[dg.RunRecord]:
+    """The runs that were launched for this and have ended, without a word of it in the log; the last one first."""
     records = instance.get_run_records(dg.RunsFilter(tags={WORK_TAG: work}))
-    ended = [record for record in records if record.dagster_run.is_finished]
+    return [record for record in records if record.dagster_run.is_finished]
+
+
+def _failures(ended: Sequence[dg.RunRecord]) -> Failures:
     if not ended:
         return Failures()
-    last = max(ended, key=lambda record: record.create_timestamp)
+    last = ended[0]
     at = pendulum.from_timestamp(last.end_time) if last.end_time else pendulum.instance(last.create_timestamp)
     return Failures(len(ended), f"run {last.dagster_run.run_id[:8]} ended before it began", at.in_timezone("UTC"))

@@ -13,6 +13,7 @@ from itertools import islice
 import dagster as dg
 
 from arroyo_dagster.engine import Engine
+from arroyo_dagster.errors import DamagedObjectError
 from arroyo_dagster.log import PipelineState
 from arroyo_dagster.log.codec import decode, encode
 from arroyo_dagster.model import EpochSet
@@ -34,7 +35,7 @@ class View:
         """What a cursor says; nothing if there is none, or it is not ours."""
         try:
             return decode(cls, json.loads(cursor or ""), "the sensor's cursor")
-        except ValueError:
+        except (ValueError, DamagedObjectError):
             return cls()
 
     @property
