@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
 
 import dagster as dg
 import pendulum
@@ -15,7 +14,7 @@ from arroyo_dagster.engine import Engine
 from arroyo_dagster.log import PipelineState
 from arroyo_dagster.log.entries import ReplayOutcome
 from arroyo_dagster.model import EpochSet, Manifest
-from arroyo_dagster.orchestration.checks import REPLAYED, Epoch, replay_result, results
+from arroyo_dagster.orchestration.checks import Epoch, replay_result, results
 from arroyo_dagster.orchestration.deployment import Deployment, epoch_of, key_of, refusal
 from arroyo_dagster.orchestration.metadata import Timings, metadata_of
 from arroyo_dagster.orchestration.runs import claim, live_runs
@@ -25,8 +24,6 @@ from arroyo_dagster.spark.reports import StageReport
 
 VERIFIED = {"arroyo/replay": ReplayOutcome.IDENTICAL.value}
 """The metadata of an epoch that was replayed."""
-
-_Event: TypeAlias = dg.AssetMaterialization | dg.AssetCheckEvaluation
 
 
 def begin(engine: Engine, deployment: Deployment, context: dg.OpExecutionContext) -> list[Attempt]:
@@ -120,20 +117,17 @@ def compared(
         yield replay_result(key, state)
     refuse_differences(deployment, replays)
     for node in deployment.nodes:
-        of_only = metadata_of(node, replays[0].manifest) if len(replays) == 1 else {}
-        yield dg.Output(None, node.name, metadata=of_only | VERIFIED)
+        yield dg.Output(None, node.name, metadata=VERIFIED)
+    yield from verified(deployment, replays)
 
 
-def replay_events(deployment: Deployment, replays: Sequence[Replayed], state: PipelineState) -> Iterator[_Event]:
-    """What Dagster is told of replays by a run that has no outputs for them."""
-    for node in deployment.nodes:
-        key = deployment.specs[node.name].key
-        result = replay_result(key, state)
-        yield dg.AssetCheckEvaluation(key, REPLAYED, passed=result.passed, description=result.description)
-        for of in replays:
-            if not of.differences:
-                metadata = metadata_of(node, of.manifest) | VERIFIED
-                yield dg.AssetMaterialization(key, partition=key_of(of.manifest.epoch), metadata=metadata)
+def verified(deployment: Deployment, replays: Sequence[Replayed]) -> Iterator[dg.AssetMaterialization]:
+    """What Dagster is told of each epoch that came out the same. An output has no metadata for single partitions."""
+    for of in replays:
+        for node in deployment.nodes if not of.differences else ():
+            metadata = metadata_of(node, of.manifest) | VERIFIED
+            key, partition = deployment.specs[node.name].key, key_of(of.manifest.epoch)
+            yield dg.AssetMaterialization(key, partition=partition, metadata=metadata)
 
 
 def refuse_differences(deployment: Deployment, replays: Sequence[Replayed]) -> None:
