@@ -79,7 +79,7 @@ class TestOfOnePipeline:
             "pin": {"epoch", "label", "unpin"},
         }.items():
             [op] = definitions.resolve_job_def(f"p_{job}").nodes
-            schema: Any = op.definition.config_schema  # type: ignore[attr-defined]
+            schema: Any = op.definition.config_schema
             found = schema.as_field().config_type.fields
             assert set(found) == fields
             assert all(described.description for described in found.values())
