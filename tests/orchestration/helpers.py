@@ -32,7 +32,7 @@ ASSETS = ("totals", "stats", "running", "stats_late", "windows", "raw")
 """Of these there are epochs: operators and sinks, in the order in which they were declared."""
 
 EAGER = CheckpointPolicy(
-    interval=pendulum.duration(microseconds=1), backoff=pendulum.duration(milliseconds=200), tolerable_failures=5
+    interval=pendulum.duration(microseconds=1), backoff=pendulum.duration(milliseconds=500), tolerable_failures=5
 )
 """An epoch is always due, and nobody waits for long after a failure."""
 
@@ -242,7 +242,7 @@ class Daemon:
         """A run that Dagster has noted, and that does nothing."""
         partition = {} if epoch is None else {"dagster/partition": key_of(epoch)}
         definition = self.definitions.resolve_job_def(f"{self.name}_{job}")
-        config = {"rewind": {"epoch": 1}, "pin": {"epoch": 1}}.get(job)
+        config = {"rewind": {"epoch": 1}, "pin": {"epoch": 1}, "replay": {"epochs": "1"}}.get(job)
         ops = {node.name: {"config": config} for node in definition.nodes} if config else {}
         return self.instance.create_run_for_job(
             definition,
@@ -267,6 +267,11 @@ class Daemon:
     def partitions_of(self, node: str) -> Iterator[str | None]:
         records = self.instance.fetch_materializations(dg.AssetKey([self.name, node]), limit=1000).records
         return (record.partition_key for record in records)
+
+
+def everywhere(*epochs: int) -> dict[str, list[str]]:
+    """That every asset has just these epochs."""
+    return {asset: [key_of(epoch) for epoch in epochs] for asset in ASSETS}
 
 
 def why(result: dg.ExecuteInProcessResult) -> str:

@@ -30,6 +30,7 @@ from tests.orchestration.helpers import (
     Daemon,
     begin,
     complete,
+    everywhere,
     expected_output,
     facts,
     history,
@@ -246,7 +247,7 @@ class TestRunThatDies:
         assert daemon.requested().run_key != second
 
     def test_without_a_word_backs_off_ever_longer(self, daemon: Daemon) -> None:
-        for times in ("once", "2 times in a row", "3 times in a row"):
+        for times in ("once", "2 times in a row"):
             run = daemon.launched(tags=daemon.requested().tags)
             daemon.instance.report_run_failed(run)
             assert str(daemon.tick().reason).startswith(
@@ -263,7 +264,7 @@ class TestRunThatDies:
         assert parent
         again = daemon.launched(tags=parent.tags)
         daemon.tick()
-        time.sleep(0.3)  # the back-off
+        time.sleep(0.6)  # the back-off
         assert daemon.tick().reason == f"checkpoint run {again.run_id[:8]} is active"
 
     def test_too_often_is_left_to_a_person(self, instance: dg.DagsterInstance, tmp_path: Path) -> None:
@@ -296,7 +297,7 @@ class TestSinks:
         daemon.instance.report_run_failed(run)
         request = daemon.requested()
         assert (request.job_name, request.partition_key) == ("p_publish", None)
-        assert daemon.materialized() == {key: [] for key in ASSETS}
+        assert daemon.materialized() == everywhere()
         assert daemon.launch(request).success
         tick = daemon.tick()
         assert tick.reported == [(asset, "00000001") for asset in ASSETS]
@@ -379,8 +380,8 @@ with dg.DagsterInstance.get() as instance, dg.SensorEvaluationContext(
     instance.get_ref(), None, None, None, None, repository.name, repository, instance, sensor.name
 ) as context:
     data = sensor.evaluate_tick(context)
-loaded = {name.split(".")[0] for name in sys.modules}
-print(len(data.asset_events), len(data.run_requests), *loaded & {"pyspark", "py4j"})
+spark = {name.split(".")[0] for name in sys.modules} & {"pyspark", "py4j"}
+print(len(data.asset_events), len(data.run_requests), *spark)
 """
 
 
