@@ -263,14 +263,14 @@ class Engine:
     def run_stage(self, attempt: Attempt, name: str, earlier: Mapping[str, StageReport]) -> StageReport:
         """Run one stage of an attempt on Spark. It can be run again, as long as the attempt is in flight."""
         [stage] = [stage for stage in self.stages if stage.name == name]
-        report = self._execute(StageContext(self.graph, stage, attempt, self._parent(attempt), earlier, self._location))
+        report = self._execute(StageContext(self.graph, stage, attempt, self.parent(attempt), earlier, self._location))
         self._on_step(f"stage {name}")
         return report
 
     def complete(self, attempt: Attempt, reports: Sequence[StageReport]) -> Manifest | Wait:
         """Write the manifest and commit the epoch, if the attempt is still the one in flight."""
         epoch, number = attempt.barrier.epoch, attempt.number
-        manifest = self._write_manifest(compose(attempt, self._parent(attempt), reports))
+        manifest = self._write_manifest(compose(attempt, self.parent(attempt), reports))
         self._on_step("manifest")
         completed = CheckpointCompleted(epoch, number, names.manifest(epoch, number))
         state = self.state()
@@ -278,7 +278,7 @@ class Engine:
             match self._log.append(state, completed):
                 case Appended():
                     self._on_step("completed")
-                    self._delete_exchanges(reports)
+                    self.delete_exchanges(reports)
                     return manifest
                 case Lost(state=state):
                     continue
@@ -299,7 +299,7 @@ class Engine:
                 self._check_sinks(self.manifest(epoch, state), sinks)
             for name, sink in sinks.items():
                 if work.retract:
-                    sink.retract(self._identity(name, state), work.retract)
+                    sink.retract(self.identity(name, state), work.retract)
                     self._on_step(f"retracted {name}")
             if work.publish is not None:
                 self._publish(work.publish, sinks, state)
@@ -337,8 +337,14 @@ class Engine:
         try:
             yield
         except Exception as error:
-            self.record(CheckpointAborted(attempt.barrier.epoch, attempt.number, _sentence(error)))
+            self.give_up(attempt, _sentence(error))
             raise
+
+    def give_up(self, attempt: Attempt, reason: str) -> None:
+        """Say that nothing will come of an attempt or a replay, if that is not known already."""
+        epoch, number = attempt.barrier.epoch, attempt.number
+        failed = ReplayFinished(epoch, number, ReplayOutcome.FAILED, (reason,))
+        self.record(failed if attempt.replay else CheckpointAborted(epoch, number, reason))
 
     def _execute(self, context: StageContext) -> StageReport:
         from arroyo_dagster.spark.job import run_stage  # noqa: PLC0415 - Spark is loaded when it is needed
@@ -368,6 +374,12 @@ class Engine:
         epoch = attempt.barrier.epoch
         return epoch in state.line and state.attempt_of(epoch) == attempt.number
 
+    def replay_of(self, manifest: Manifest, number: int, state: PipelineState) -> Attempt:
+        """A replay of an epoch: the same barrier, parent, plan and parallelism."""
+        subtasks = max((record.parallelism for record in manifest.operators), default=self._parallelism)
+        common = (manifest.parent, manifest.plan, state.life, state.key_groups, subtasks)
+        return Attempt(manifest.barrier, number, *common, replay=True)
+
     def _attempt(self, started: CheckpointStarted, state: PipelineState) -> Attempt:
         return Attempt(
             started.barrier,
@@ -389,13 +401,13 @@ class Engine:
             ranges[node.name] = SourceRange(start, offsets.end, offsets.backlog)
         return Plan(ranges)
 
-    def _parent(self, attempt: Attempt) -> Manifest | None:
+    def parent(self, attempt: Attempt) -> Manifest | None:
         """The parent's manifest, with the files that compactions have made for the epochs after it."""
         if not attempt.parent:
             return None
         state = self.state()
         parent = self.manifest(attempt.parent, state)
-        for compaction in state.compactions:
+        for compaction in () if attempt.replay else state.compactions:
             where = (compaction.operator, compaction.table)
             parent = replace(
                 parent,
@@ -427,7 +439,7 @@ class Engine:
         self._check_sinks(manifest, sinks)
         staged = {output.sink: output.files for output in manifest.staged}
         for name, sink in sinks.items():
-            sink.publish(self._identity(name, state), epoch, staged.get(name, ()))
+            sink.publish(self.identity(name, state), epoch, staged.get(name, ()))
             self._on_step(f"published {name}")
 
     def _check_sinks(self, manifest: Manifest, sinks: Mapping[str, Sink]) -> None:
@@ -444,10 +456,11 @@ class Engine:
             f"epoch {manifest.epoch}, sink {output.sink!r}: {missing}"
             for output in manifest.staged
             if output.sink in sinks
-            for missing in sinks[output.sink].missing(self._identity(output.sink, state), manifest.epoch, output.files)
+            for missing in sinks[output.sink].missing(self.identity(output.sink, state), manifest.epoch, output.files)
         ]
 
-    def _delete_exchanges(self, reports: Sequence[StageReport]) -> None:
+    def delete_exchanges(self, reports: Sequence[StageReport]) -> None:
+        """Delete what stages have left for later ones."""
         for report in reports:
             for file in report.exchange.files if report.exchange else ():
                 try:
@@ -455,7 +468,8 @@ class Engine:
                 except StorageError as error:
                     logger.warning("%s; it is left for the cleaning job", error)
 
-    def _identity(self, sink: str, state: PipelineState) -> SinkIdentity:
+    def identity(self, sink: str, state: PipelineState) -> SinkIdentity:
+        """Which sink this is, to the sink."""
         return SinkIdentity(self.pipeline.name, sink, state.life)
 
     def _append(self, state: PipelineState, fact: Fact) -> PipelineState:

@@ -66,6 +66,17 @@ class EpochSet:
             previous = last
 
     @classmethod
+    def parse(cls, text: str) -> EpochSet:
+        """Read what `str` writes: "3", "3-7", "1, 4-6, 9"."""
+        ranges = []
+        for part in text.split(","):
+            first, dash, last = (word.strip() for word in part.partition("-"))
+            if not (first.isdecimal() and (last.isdecimal() if dash else not last)) or int(first) > int(last or first):
+                raise ValueError(f"{text!r} are no epochs: write 3, or 3-7, or 1, 4-6, 9")
+            ranges.append((int(first), int(last or first)))
+        return cls._joined(ranges)
+
+    @classmethod
     def of(cls, epochs: Iterable[int]) -> EpochSet:
         """Collect single epochs, in any order."""
         return cls._joined((epoch, epoch) for epoch in epochs)

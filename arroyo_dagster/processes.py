@@ -26,15 +26,23 @@ class _Status:
 
 
 def own_run_id() -> str:
-    """A run id for this process: its number, when it began, and its host. The same for as long as it lives."""
+    """A run id for this process: its number, when it began, and where. The same for as long as it lives."""
     status = _status(os.getpid())
-    return f"process-{os.getpid()}-{status.began if status else 0}@{socket.gethostname()}"
+    return f"process-{os.getpid()}-{status.began if status else 0}@{_place()}"
+
+
+def _place() -> str:
+    """Where numbers of processes are of use: on this host and, in a container, only within that."""
+    try:
+        return f"{socket.gethostname()}/{os.readlink(_PROC / 'self' / 'ns' / 'pid')}"
+    except OSError:
+        return socket.gethostname()
 
 
 def live_runs(state: PipelineState) -> list[Run]:
     """The runs that the state names and that have not ended, as far as this process can tell.
 
-    Of a process on another host, and of a run of Dagster, it cannot: they count as alive, until the policy's time-out.
+    Of a process elsewhere, and of a run of Dagster, it cannot: they count as alive, until the policy's time-out.
     """
     return [run for run in named_runs(state) if lives(run.run_id)]
 
@@ -59,9 +67,9 @@ def named_runs(state: PipelineState) -> Iterator[Run]:
 
 
 def lives(run_id: str) -> bool:
-    """Tell whether a process may still be there. One on another host always may."""
+    """Tell whether a process may still be there. One elsewhere always may."""
     parts = _RUN_ID.fullmatch(run_id)
-    if parts is None or parts[3] != socket.gethostname():
+    if parts is None or parts[3] != _place():
         return True
     pid, began = int(parts[1]), int(parts[2])
     try:

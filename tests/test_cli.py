@@ -363,6 +363,10 @@ def test_the_example_runs_from_an_empty_directory_on_a_spark_of_its_own(tmp_path
     assert (run.returncode, run.stderr) == (0, "")
     [epoch] = json.loads(run.stdout)["epochs"]
     assert epoch["rows_out"] > 0
-    output = duckdb.read_parquet(f"{tmp_path}/data/hot_auctions/**/*.parquet")
-    assert output.count("*").fetchall() == [(epoch["rows_out"],)]
-    assert output.min("top_price").fetchall() > [(100,)]
+    auctions = duckdb.read_parquet(f"{tmp_path}/data/hot_auctions/**/*.parquet")
+    records = duckdb.read_parquet(f"{tmp_path}/data/record_prices/*.parquet")
+    [[hot]], [[records_rows]] = auctions.count("*").fetchall(), records.count("*").fetchall()
+    assert hot + records_rows == epoch["rows_out"]
+    assert auctions.min("top_price").fetchall() > [(100,)]
+    best = auctions.aggregate("auction, max(top_price) AS price", "auction")
+    assert sorted(records.fetchall()) == sorted(best.fetchall())

@@ -63,14 +63,17 @@ def test_a_process_that_nobody_has_waited_for_is_dead_all_the_same(process: "sub
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="only /proc tells")
 def test_another_process_with_the_same_number_is_another() -> None:
-    name, began, host = own_run_id().replace("@", "-", 1).rsplit("-", 2)
-    assert live_runs(taking(f"{name}-{int(began) - 1}@{host}")) == []
+    process, _, place = own_run_id().partition("@")
+    name, began = process.rsplit("-", 1)
+    assert live_runs(taking(f"{name}-{int(began) - 1}@{place}")) == []
 
 
 def test_what_cannot_be_known_counts_as_alive() -> None:
     elsewhere = "process-1-1@another-host"
+    in_a_container = f"process-1-1@{socket.gethostname()}/pid:[1]"
     of_dagster = "3f2a8a55-64b0-4a4c-9d1c-3d3c1a6c0b57"
     assert [run.run_id for run in live_runs(taking(elsewhere))] == [elsewhere]
+    assert [run.run_id for run in live_runs(taking(in_a_container))] == [in_a_container]
     assert [run.run_id for run in live_runs(taking(of_dagster))] == [of_dagster]
 
 

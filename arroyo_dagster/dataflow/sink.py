@@ -59,6 +59,16 @@ class Sink(ABC):
     def retract(self, identity: SinkIdentity, epochs: EpochSet) -> None:
         """Take the output of these epochs back, published or not, and see to it that it never comes again."""
 
+    def heal(
+        self, identity: SinkIdentity, epoch: int, published: Sequence[FileEntry], files: Sequence[FileEntry]
+    ) -> None:
+        """Publish an epoch again. `files`, of a replay, have the same rows as `published`, of which some are lost."""
+        self.publish(identity, epoch, files)
+
+    @abstractmethod
+    def discard(self, identity: SinkIdentity, files: Sequence[FileEntry]) -> None:
+        """Delete what a replay has staged and nobody will publish."""
+
     @abstractmethod
     def missing(self, identity: SinkIdentity, epoch: int, files: Sequence[FileEntry]) -> Sequence[str]:
         """Name what should be there of a published epoch and is not, or is damaged; for `verify`."""

@@ -3,7 +3,7 @@
 <state url>/<pipeline>/log/<20 digits>.json                              one entry of the log
                        snapshots/<20 digits>.json                        a fold of the log up to there
                        probes/<token>                                    made and deleted to try the storage
-                       epochs/<20 digits>/attempt-<n>/manifest.json      what an attempt has made
+                       epochs/<20 digits>/attempt-<n>/manifest.json      what an attempt has made (replay-<n>: none)
                                                       <stage>/<table>/<token>.parquet    a file of a state table
                                                       <stage>/exchange/<token>.arrow     rows for a later stage
                        handovers/<run>/<step>.json                       what a run's ops give to each other
@@ -63,6 +63,11 @@ def attempt(epoch_number: int, number: int) -> ObjectPath:
     return ObjectPath(f"{epoch(epoch_number)}/attempt-{number}")
 
 
+def replay(epoch_number: int, number: int) -> ObjectPath:
+    """Name the prefix that one replay of an epoch writes under."""
+    return ObjectPath(f"{epoch(epoch_number)}/replay-{number}")
+
+
 def manifest(epoch_number: int, number: int) -> ObjectPath:
     """Name the manifest of one attempt at an epoch."""
     return ObjectPath(f"{attempt(epoch_number, number)}/manifest.json")
@@ -73,9 +78,9 @@ def is_manifest(path: str) -> bool:
     return _MANIFEST.fullmatch(path) is not None
 
 
-def stage(epoch_number: int, number: int, name: str) -> ObjectPath:
-    """Name the prefix that one stage of an attempt writes under."""
-    return ObjectPath(f"{attempt(epoch_number, number)}/{name}")
+def stage(directory: ObjectPath, name: str) -> ObjectPath:
+    """Name the prefix that one stage of an attempt or a replay, which writes below `directory`, writes under."""
+    return ObjectPath(f"{directory}/{name}")
 
 
 def table_file(directory: ObjectPath, table: str, token: str) -> ObjectPath:

@@ -27,6 +27,7 @@ from arroyo_dagster.log.entries import (
     EpochUnpinned,
     PipelineCreated,
     ReplayFinished,
+    ReplayOutcome,
     ReplayStarted,
     Resumed,
     Rewound,
@@ -108,7 +109,8 @@ class PipelineState:
     `sequence` and `writer` are those of the last entry, and so tell two histories apart.
     `line` is the head and all of its ancestors, `kept` are the epochs whose files are all there: those of the line
     are live, the others were superseded by a rewind. `attempts` counts the attempts made at the next epoch, which
-    must follow `plan` if there is one. `final` says that the head was taken to stop at.
+    must follow `plan` if there is one. Kept epochs are `verified` if their latest replay was identical, `differing` if
+    it was not. `final` says that the head was taken to stop at.
     """
 
     sequence: int = 0
@@ -139,6 +141,8 @@ class PipelineState:
     cleanup_failures: Failures = Failures()
     replays: tuple[ReplayInFlight, ...] = ()
     replays_started: int = 0
+    verified: EpochSet = EpochSet()
+    differing: EpochSet = EpochSet()
 
     @property
     def created(self) -> bool:
@@ -203,9 +207,8 @@ def apply(state: PipelineState, entry: Entry) -> PipelineState:
         case ReplayStarted() as started:
             replays = (*state.replays, ReplayInFlight(started, entry.timestamp))
             state = replace(state, replays=replays, replays_started=started.attempt)
-        case ReplayFinished(attempt=attempt):
-            replays = tuple(replay for replay in state.replays if replay.started.attempt != attempt)
-            state = replace(state, replays=replays)
+        case ReplayFinished() as finished:
+            state = _apply_replayed(state, finished)
         case Rewound() as rewound:
             state = _apply_rewound(state, rewound, entry)
         case EpochPinned(epoch, label):
@@ -268,6 +271,8 @@ def _apply_cleanup(
                 min_epoch=fact.min_epoch,
                 kept=state.kept - fact.removes,
                 retried=_without(state.retried, fact.removes),
+                verified=state.verified - fact.removes,
+                differing=state.differing - fact.removes,
             )
         case CleanupCompleted():
             return replace(state, cleanup=None, cleanup_failures=Failures())
@@ -278,6 +283,20 @@ def _apply_cleanup(
             return replace(state, compactions=(*state.compactions, fact))
         case _:
             assert_never(fact)
+
+
+def _apply_replayed(state: PipelineState, finished: ReplayFinished) -> PipelineState:
+    replays = tuple(replay for replay in state.replays if replay.started.attempt != finished.attempt)
+    state, epoch = replace(state, replays=replays), EpochSet.of([finished.epoch])
+    match finished.outcome:
+        case ReplayOutcome.IDENTICAL:
+            return replace(state, verified=state.verified | epoch, differing=state.differing - epoch)
+        case ReplayOutcome.DIFFERENT:
+            return replace(state, verified=state.verified - epoch, differing=state.differing | epoch)
+        case ReplayOutcome.FAILED:
+            return state
+        case _:
+            assert_never(finished.outcome)
 
 
 def _apply_rewound(state: PipelineState, rewound: Rewound, entry: Entry) -> PipelineState:

@@ -4,22 +4,18 @@ All assets are outputs of `commit_epoch`, because Dagster records a materializat
 that fails must show none.
 """
 
-import time
 from collections.abc import Iterator, Mapping
 
 import dagster as dg
-import pendulum
 
-from arroyo_dagster.controller import Wait
 from arroyo_dagster.dataflow.stages import Stage
-from arroyo_dagster.engine import Engine
 from arroyo_dagster.errors import ConfigurationError
-from arroyo_dagster.model import Manifest
 from arroyo_dagster.orchestration import handover
-from arroyo_dagster.orchestration.checks import Epoch, results, specs_of_checks
-from arroyo_dagster.orchestration.deployment import SPARK, Deployment, epoch_of, in_a_sentence, key_of, refusal
-from arroyo_dagster.orchestration.metadata import Timings, metadata_of
-from arroyo_dagster.orchestration.runs import claim, live_runs
+from arroyo_dagster.orchestration.checks import specs_of_checks
+from arroyo_dagster.orchestration.deployment import Deployment, in_a_sentence
+from arroyo_dagster.orchestration.epochs import begin, committed, compared, giving_up, go_on
+from arroyo_dagster.orchestration.resources import SPARK
+from arroyo_dagster.orchestration.runs import claim
 from arroyo_dagster.spark.plans import Attempt
 from arroyo_dagster.spark.reports import StageReport
 
@@ -36,11 +32,11 @@ def checkpoint_assets(deployment: Deployment) -> dg.AssetsDefinition:
                 "give the operator or sink another name"
             )
     begin, commit = _begin_op(deployment), _commit_op(deployment)
-    attempt = {"attempt": dg.DependencyDefinition(BEGIN)}
+    begun = {"attempts": dg.DependencyDefinition(BEGIN)}
     dependencies: dict[dg.NodeInvocation, Mapping[str, dg.DependencyDefinition]] = {
         dg.NodeInvocation(begin.name, BEGIN): {},
         dg.NodeInvocation(commit.name, COMMIT): {
-            **attempt,
+            **begun,
             **{stage.name: dg.DependencyDefinition(stage.name) for stage in engine_stages},
         },
     }
@@ -49,7 +45,7 @@ def checkpoint_assets(deployment: Deployment) -> dg.AssetsDefinition:
         op = _stage_op(deployment, stage)
         ops.append(op)
         earlier = {origin: dg.DependencyDefinition(origin) for origin in _read_by(stage)}
-        dependencies[dg.NodeInvocation(op.name, stage.name)] = attempt | earlier
+        dependencies[dg.NodeInvocation(op.name, stage.name)] = begun | earlier
     outputs = [dg.OutputMapping(name, COMMIT, name) for name in commit.outs]
     return dg.AssetsDefinition(
         node_def=dg.GraphDefinition(
@@ -62,6 +58,7 @@ def checkpoint_assets(deployment: Deployment) -> dg.AssetsDefinition:
         keys_by_output_name={name: spec.key for name, spec in deployment.persisted.items()},
         specs=list(deployment.persisted.values()),
         check_specs_by_output_name=_check_outputs(deployment),
+        backfill_policy=dg.BackfillPolicy.single_run(),
     )
 
 
@@ -69,12 +66,16 @@ def _begin_op(deployment: Deployment) -> dg.OpDefinition:
     @dg.op(
         name=f"{deployment.name}_{BEGIN}",
         out=dg.Out(io_manager_key=deployment.handover),
-        description="Clears away what is dead, plans what the epoch reads, and puts the attempt into flight.",
+        description="Puts an attempt at the next epoch into flight, after it has cleared away what is dead and planned "
+        "what to read; or, for partitions that exist, a replay of each.",
     )
-    def begin_epoch(context: dg.OpExecutionContext) -> Attempt:
+    def begin_epoch(context: dg.OpExecutionContext) -> list[Attempt]:
         claim(context.instance, context.run)
         with in_a_sentence():
-            return _begin(_engine(deployment, context), deployment, context)
+            attempts = begin(deployment.engine_of(context), deployment, context)
+        for attempt in attempts:
+            context.log.info(f"{attempt} begins on top of epoch {attempt.parent}")
+        return attempts
 
     return begin_epoch
 
@@ -82,117 +83,57 @@ def _begin_op(deployment: Deployment) -> dg.OpDefinition:
 def _stage_op(deployment: Deployment, stage: Stage) -> dg.OpDefinition:
     @dg.op(
         name=f"{deployment.name}_{stage.name}",
-        ins={"attempt": dg.In(), **{origin: dg.In() for origin in _read_by(stage)}},
+        ins={"attempts": dg.In(), **{origin: dg.In() for origin in _read_by(stage)}},
         out=dg.Out(io_manager_key=deployment.handover),
         required_resource_keys={SPARK},
         description=_about(stage),
     )
-    def run_stage(context: dg.OpExecutionContext, attempt: Attempt, **earlier: StageReport) -> StageReport:
+    def run_stage(
+        context: dg.OpExecutionContext, attempts: list[Attempt], **earlier: list[StageReport]
+    ) -> list[StageReport]:
+        reports = []
         with in_a_sentence():
-            engine = _engine(deployment, context)
-            current = _go_on(engine, context, attempt)
-            with engine.guarded(current):
-                report = engine.run_stage(current, stage.name, earlier)
-        context.log.info(_told(report))
-        return report
+            engine = deployment.engine_of(context)
+            for number, current in enumerate(go_on(engine, context, attempts)):
+                before = {origin: of_stage[number] for origin, of_stage in earlier.items()}
+                with giving_up(engine, attempts):
+                    reports.append(engine.run_stage(current, stage.name, before))
+                context.log.info(_told(reports[-1]))
+        return reports
 
     return run_stage
 
 
 def _commit_op(deployment: Deployment) -> dg.OpDefinition:
-    outs = {name: dg.Out(dg.Nothing) for name in (*deployment.persisted, *_check_outputs(deployment))}
+    checks = _check_outputs(deployment)
 
     @dg.op(
         name=f"{deployment.name}_{COMMIT}",
-        ins={"attempt": dg.In(), **{stage.name: dg.In() for stage in deployment.stages}},
-        out=outs,
-        description="Writes the manifest, commits the epoch, and lets the sinks publish its output.",
+        ins={"attempts": dg.In(), **{stage.name: dg.In() for stage in deployment.stages}},
+        out={
+            **{name: dg.Out(dg.Nothing) for name in deployment.persisted},
+            **{name: dg.Out(dg.Nothing, is_required=False) for name in checks},
+        },
+        description="Writes the manifest, commits the epoch, and lets the sinks publish its output; or compares what a "
+        "replay has made with what the epoch has.",
     )
-    def commit_epoch(context: dg.OpExecutionContext, attempt: Attempt, **reports: StageReport) -> Iterator[object]:
+    def commit_epoch(
+        context: dg.OpExecutionContext, attempts: list[Attempt], **reports: list[StageReport]
+    ) -> Iterator[object]:
+        in_order = [
+            list(of_epoch) for of_epoch in zip(*(reports[stage.name] for stage in deployment.stages), strict=True)
+        ]
         with in_a_sentence():
-            engine = _engine(deployment, context)
-            current = _go_on(engine, context, attempt)
-            manifest, timings = _commit(engine, current, [reports[stage.name] for stage in deployment.stages])
-            parent = engine.manifest(manifest.parent) if manifest.parent else None
-        context.log.info(f"epoch {manifest.epoch} is committed, and its output is out")
-        for node in deployment.nodes:
-            yield dg.Output(None, node.name, metadata=metadata_of(node, manifest, timings))
-        for node in deployment.nodes:
-            yield from results(node, deployment.specs[node.name].key, Epoch(manifest, parent, engine.store))
-        for left in handover.clear(engine.store, context.run):
-            context.log.warning(f"{left}; it is left for the cleaning job")
+            engine = deployment.engine_of(context)
+            current = go_on(engine, context, attempts)
+            if current[0].replay:
+                yield from compared(engine, deployment, context, current, in_order)
+            else:
+                yield from committed(engine, deployment, context, current[0], in_order[0])
+            for left in handover.clear(engine.store, context.run):
+                context.log.warning(f"{left}; it is left for the cleaning job")
 
     return commit_epoch
-
-
-def _begin(engine: Engine, deployment: Deployment, context: dg.OpExecutionContext) -> Attempt:
-    epoch = _asked_for(deployment, context)
-    if begun := engine.begun(engine.state()):
-        return begun
-    if epoch in (state := engine.state()).kept:
-        raise refusal(
-            f"epoch {epoch} of pipeline {deployment.name!r} exists already; the next one is {state.next_epoch}"
-        )
-    decision = engine.recover(
-        lambda seen: [r for r in live_runs(context.instance, deployment, seen) if r.run_id != context.run_id],
-        deployment.pipeline.policy.at_once(),
-    )
-    if isinstance(decision, Wait):
-        raise refusal(f"epoch {epoch} of pipeline {deployment.name!r} cannot be taken now: {decision.reason}")
-    if epoch != decision.barrier.epoch:
-        raise refusal(
-            f"pipeline {deployment.name!r} has no epoch {epoch}; the next one is {decision.barrier.epoch}, and those "
-            f"that are kept are {engine.state().kept}"
-        )
-    attempt = engine.begin()
-    if isinstance(attempt, Wait):
-        raise refusal(f"epoch {epoch} of pipeline {deployment.name!r} cannot be taken now: {attempt.reason}")
-    context.log.info(f"epoch {epoch}, attempt {attempt.number}, begins on top of epoch {attempt.parent}")
-    return attempt
-
-
-def _asked_for(deployment: Deployment, context: dg.OpExecutionContext) -> int:
-    keys = context.partition_keys if context.has_partition_key or context.has_partition_key_range else []
-    if len(keys) != 1:
-        raise refusal(
-            f"an epoch of pipeline {deployment.name!r} is a partition: launch the job for one of them; the next one "
-            "makes a new epoch"
-        )
-    epoch = epoch_of(keys[0])
-    if epoch is None:
-        raise refusal(f"the partition {keys[0]!r} is no epoch of pipeline {deployment.name!r}: epoch 1 is {key_of(1)}")
-    return epoch
-
-
-def _go_on(engine: Engine, context: dg.OpExecutionContext, attempt: Attempt) -> Attempt:
-    """The attempt of this run; if the run is a re-execution, it may have to put a new one into flight."""
-    current = engine.go_on(attempt, again=context.run.parent_run_id is not None)
-    if isinstance(current, Wait):
-        raise refusal(current.reason)
-    if current.number != attempt.number:
-        claim(context.instance, context.run)
-        context.log.info(f"epoch {current.barrier.epoch} goes on as attempt {current.number}")
-    return current
-
-
-def _commit(engine: Engine, attempt: Attempt, reports: list[StageReport]) -> tuple[Manifest, Timings]:
-    started = time.perf_counter()
-    with engine.guarded(attempt):
-        manifest = engine.complete(attempt, reports)
-    if isinstance(manifest, Wait):
-        raise refusal(manifest.reason)
-    completed = time.perf_counter()
-    engine.publish()
-    published = time.perf_counter()
-    epoch = (pendulum.now("UTC") - manifest.barrier.timestamp).total_seconds()
-    return manifest, Timings(*(round(1000 * s) for s in (epoch, completed - started, published - completed)))
-
-
-def _engine(deployment: Deployment, context: dg.OpExecutionContext) -> Engine:
-    def session():  # type: ignore[no-untyped-def]
-        return getattr(context.resources, SPARK).session()
-
-    return deployment.engine(f"run {context.run_id}", context.run_id, session)
 
 
 def _check_outputs(deployment: Deployment) -> dict[str, dg.AssetCheckSpec]:

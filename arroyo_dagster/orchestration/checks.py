@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -10,7 +10,7 @@ import dagster as dg
 
 from arroyo_dagster.dataflow.graph import OperatorNode, SinkNode
 from arroyo_dagster.errors import ArroyoDagsterError
-from arroyo_dagster.log import Store, names
+from arroyo_dagster.log import PipelineState, Store, names
 from arroyo_dagster.model import FileEntry, Manifest
 from arroyo_dagster.state.files import read_verified
 
@@ -23,6 +23,8 @@ class Epoch:
     parent: Manifest | None
     store: Store
 
+
+REPLAYED = "replay_identical"
 
 Problems: TypeAlias = Iterator[str]
 
@@ -96,20 +98,31 @@ def checks_of(node: OperatorNode | SinkNode) -> Mapping[str, Check]:
 
 def specs_of_checks(node: OperatorNode | SinkNode, key: dg.AssetKey) -> list[dg.AssetCheckSpec]:
     """The checks of an asset as Dagster knows them."""
-    return [dg.AssetCheckSpec(name, asset=key, description=check.__doc__) for name, check in checks_of(node).items()]
+    about = {name: check.__doc__ for name, check in checks_of(node).items()}
+    about[REPLAYED] = "No kept epoch came out otherwise when it was last replayed."
+    return [dg.AssetCheckSpec(name, asset=key, description=description) for name, description in about.items()]
 
 
-def results(node: OperatorNode | SinkNode, key: dg.AssetKey, epoch: Epoch) -> Iterator[dg.AssetCheckResult]:
-    """Check an asset."""
+def results(node: OperatorNode | SinkNode, key: dg.AssetKey, epochs: Sequence[Epoch]) -> Iterator[dg.AssetCheckResult]:
+    """Check an asset in these epochs."""
     for name, check in checks_of(node).items():
-        problems = list(check(node, epoch))
-        yield dg.AssetCheckResult(
-            passed=not problems,
-            asset_key=key,
-            check_name=name,
-            description="; ".join(problems) or None,
-            metadata={"arroyo/epoch": epoch.manifest.epoch},
-        )
+        found = [f"epoch {of.manifest.epoch}: {one}" for of in epochs for one in check(node, of)]
+        yield _result(key, name, found, "")
+
+
+def replay_result(key: dg.AssetKey, state: PipelineState) -> dg.AssetCheckResult:
+    """Whether epochs came out the same when they were replayed."""
+    found = [f"the latest replays of epochs {state.differing} were different"] if state.differing else []
+    return _result(key, REPLAYED, found, f"replayed and identical: {state.verified}")
+
+
+def _result(key: dg.AssetKey, name: str, problems: Sequence[str], otherwise: str) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        passed=not problems,
+        asset_key=key,
+        check_name=name,
+        description="; ".join(problems) or otherwise or None,
+    )
 
 
 def _files(node: OperatorNode, manifest: Manifest | None) -> Iterator[FileEntry]:

@@ -12,18 +12,19 @@ from arroyo_dagster.engine import locate
 from arroyo_dagster.errors import ConfigurationError
 from arroyo_dagster.log.store import check_url
 from arroyo_dagster.orchestration.checkpoint import checkpoint_assets
-from arroyo_dagster.orchestration.deployment import PIPELINE_TAG, SPARK, Deployment
+from arroyo_dagster.orchestration.deployment import PIPELINE_TAG, Deployment
 from arroyo_dagster.orchestration.handover import HandoverIOManager
 from arroyo_dagster.orchestration.jobs import (
     cleanup_job,
     cleanup_schedule,
     pin_job,
     publish_job,
+    replay_job,
     resume_job,
     rewind_job,
     stop_job,
 )
-from arroyo_dagster.orchestration.resources import SparkResource
+from arroyo_dagster.orchestration.resources import SPARK, SparkResource
 from arroyo_dagster.orchestration.sensor import controller_sensor
 from arroyo_dagster.orchestration.translator import Translator, specs_of
 
@@ -66,7 +67,7 @@ def _definitions(pipeline: Pipeline, state_url: str | None, translator: Translat
         tags={PIPELINE_TAG: pipeline.name},
     )
     publish, cleanup = publish_job(deployment), cleanup_job(deployment)
-    others = [job(deployment) for job in (stop_job, resume_job, pin_job, rewind_job)]
+    others = [job(deployment) for job in (replay_job, rewind_job, pin_job, stop_job, resume_job)]
     return dg.Definitions(
         assets=[assets, *(specs[node.name] for node in graph.sources)],
         jobs=[checkpoint, publish, cleanup, *others],

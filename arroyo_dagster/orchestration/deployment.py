@@ -14,13 +14,12 @@ from arroyo_dagster.dataflow.graph import Graph, OperatorNode, SinkNode
 from arroyo_dagster.dataflow.stages import Stage, cut
 from arroyo_dagster.engine import Engine, embedded_session
 from arroyo_dagster.errors import ArroyoDagsterError, StorageError
+from arroyo_dagster.orchestration.resources import SPARK, SparkResource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PIPELINE_TAG = "arroyo_dagster/pipeline"
-SPARK = "arroyo_spark"
-"""The key of the resource that opens Spark sessions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +67,15 @@ class Deployment:
         """The pipeline's engine. Its storage is opened, and made if it is a directory that does not exist."""
         return Engine(self.pipeline, session=session, state_url=self.state_url, who=who, run_id=run_id)
 
+    def engine_of(self, context: dg.OpExecutionContext) -> Engine:
+        """The engine of a run, which has a Spark if its op has asked for one."""
+
+        def session() -> SparkSession:
+            spark: SparkResource = getattr(context.resources, SPARK)
+            return spark.session()
+
+        return self.engine(f"run {context.run_id}", context.run_id, session)
+
 
 def partitions_of(pipeline: Pipeline) -> dg.DynamicPartitionsDefinition:
     """Epochs as partitions."""
@@ -91,6 +99,8 @@ def in_a_sentence() -> Iterator[None]:
         yield
     except ArroyoDagsterError as error:
         raise refusal(str(error), again=isinstance(error, StorageError)) from None
+    except dg.Failure as failure:
+        raise refusal(failure.description or "", again=failure.allow_retries) from None
 
 
 def refusal(reason: str, *, again: bool = False) -> dg.Failure:

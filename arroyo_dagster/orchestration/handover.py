@@ -6,6 +6,7 @@ So a run that failed can be gone on with from another machine, and nothing is ev
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import dagster as dg
@@ -27,18 +28,18 @@ class HandoverIOManager(dg.IOManager):
         """Serve one pipeline."""
         self._deployment = deployment
 
-    def handle_output(self, context: dg.OutputContext, obj: Attempt | StageReport) -> None:
-        """Keep a value. If the step is tried again in the same run, the later value counts."""
+    def handle_output(self, context: dg.OutputContext, obj: Sequence[Attempt] | Sequence[StageReport]) -> None:
+        """Keep values. If the step is tried again in the same run, the later ones count."""
         path = names.handover(context.run_id, context.step_key)
-        data = json.dumps({"version": 1, "kind": type(obj).__name__, "value": encode(obj)}).encode()
+        data = json.dumps({"version": 1, "kind": type(obj[0]).__name__, "values": [*map(encode, obj)]}).encode()
         with in_a_sentence():
             store = self._deployment.engine("handover").store
             if store.create(path, data) is Creation.TAKEN:
                 store.delete(path)
                 store.create(path, data)
 
-    def load_input(self, context: dg.InputContext) -> Attempt | StageReport:
-        """Find a value, of this run or of the one that this one goes on with."""
+    def load_input(self, context: dg.InputContext) -> list[Any]:
+        """Find values, of this run or of the one that this one goes on with."""
         upstream = context.upstream_output
         assert upstream is not None
         path = names.handover(upstream.run_id, upstream.step_key)
@@ -51,7 +52,7 @@ class HandoverIOManager(dg.IOManager):
                     "epoch was completed or cleaned up: launch the job anew"
                 )
             document = json.loads(data)
-            return decode(_KINDS[document["kind"]], document["value"], f"{store.url}/{path}")  # type: ignore[no-any-return]
+            return [decode(_KINDS[document["kind"]], value, f"{store.url}/{path}") for value in document["values"]]
 
 
 def clear(store: Store, run: dg.DagsterRun) -> list[str]:

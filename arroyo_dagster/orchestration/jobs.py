@@ -11,8 +11,13 @@ from arroyo_dagster.dataflow.duration import parse_duration
 from arroyo_dagster.engine import Engine
 from arroyo_dagster.errors import ConfigurationError
 from arroyo_dagster.log.entries import EpochPinned, EpochUnpinned, Fact, Resumed, StopRequested
+from arroyo_dagster.model import EpochSet
+from arroyo_dagster.orchestration.checks import REPLAYED, replay_result
 from arroyo_dagster.orchestration.deployment import PIPELINE_TAG, Deployment, in_a_sentence, key_of, refusal
+from arroyo_dagster.orchestration.epochs import refuse_differences, verified
+from arroyo_dagster.orchestration.resources import SPARK
 from arroyo_dagster.orchestration.runs import claim, live_runs
+from arroyo_dagster.replay import replay
 from arroyo_dagster.retention import CleanupPlan, Retention
 from arroyo_dagster.upkeep import Cleaned, clean, may_clean, plan, rewind
 
@@ -45,6 +50,23 @@ class RewindConfig(dg.Config):
     )
 
 
+class ReplayConfig(dg.Config):
+    """Which epochs to replay."""
+
+    epochs: str = Field(
+        description='Which epochs to run again and compare: "3", "3-7", "1, 4-6". Those that are identical are '
+        "recorded as verified, and their lost output is published again; nothing is published of one that differs.",
+    )
+
+    @property
+    def chosen(self) -> EpochSet:
+        """The epochs."""
+        try:
+            return EpochSet.parse(self.epochs)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from error
+
+
 class PinConfig(dg.Config):
     """Which epoch to pin."""
 
@@ -58,7 +80,7 @@ def publish_job(deployment: Deployment) -> dg.JobDefinition:
 
     def publish(context: dg.OpExecutionContext) -> None:
         with in_a_sentence():
-            engine = _engine(deployment, context)
+            engine = deployment.engine_of(context)
             engine.publish()
             context.log.info(f"the sinks show epoch {engine.state().head} of {deployment.name}, and all before it")
 
@@ -107,7 +129,7 @@ def rewind_job(deployment: Deployment) -> dg.JobDefinition:
     def rewind_to(context: dg.OpExecutionContext, config: RewindConfig) -> None:
         claim(context.instance, context.run)
         with in_a_sentence():
-            engine = _engine(deployment, context)
+            engine = deployment.engine_of(context)
             superseded = engine.state().line.after(config.epoch)
             outcome = rewind(engine, config.epoch, context.run_id)
         if isinstance(outcome, Wait):
@@ -116,6 +138,36 @@ def rewind_job(deployment: Deployment) -> dg.JobDefinition:
 
     about = "Goes back to an epoch: sinks take later output back, and what came after is processed again."
     return _job(deployment, "rewind", about, rewind_to)
+
+
+def replay_job(deployment: Deployment) -> dg.JobDefinition:
+    """Run epochs again and compare."""
+
+    @dg.op(name=f"{deployment.name}_replay_epochs", required_resource_keys={SPARK})
+    def replay_epochs(context: dg.OpExecutionContext, config: ReplayConfig) -> None:
+        claim(context.instance, context.run)
+        with in_a_sentence():
+            engine = deployment.engine_of(context)
+            chosen, kept = config.chosen, engine.state().kept
+            if absent := chosen - kept:
+                raise refusal(f"pipeline {deployment.name!r} has no epochs {absent}; those that are kept are {kept}")
+            replays = []
+            for epoch in chosen:
+                replayed = replay(engine, epoch, context.run_id)
+                if isinstance(replayed, Wait):
+                    raise refusal(replayed.reason)
+                context.log.info(f"epoch {epoch} is {replayed.outcome}")
+                replays.append(replayed)
+            for spec in deployment.persisted.values():
+                found = replay_result(spec.key, engine.state())
+                result = dg.AssetCheckEvaluation(spec.key, REPLAYED, passed=found.passed, description=found.description)
+                context.log_event(result)  # type: ignore[arg-type]  # it takes results of checks, too
+            for materialization in verified(deployment, replays):
+                context.log_event(materialization)
+            refuse_differences(deployment, replays)
+
+    about = "Runs epochs again from their parents' state, and compares. Publishes again what sinks have lost."
+    return _job(deployment, "replay", about, replay_epochs)
 
 
 def cleanup_job(deployment: Deployment) -> dg.JobDefinition:
@@ -178,7 +230,7 @@ def as_markdown(plan: CleanupPlan) -> str:
 
 
 def _clean(deployment: Deployment, context: dg.OpExecutionContext, retention: Retention, *, dry_run: bool) -> Cleaned:
-    engine = _engine(deployment, context)
+    engine = deployment.engine_of(context)
     for _ in range(_PLANS):
         if not dry_run and isinstance(wait := _may_clean(engine, deployment, context), Wait):
             raise refusal(f"pipeline {deployment.name!r} is not cleaned up now: {wait.reason}")
@@ -211,13 +263,9 @@ def _may_clean(engine: Engine, deployment: Deployment, context: dg.OpExecutionCo
 
 def _record(deployment: Deployment, context: dg.OpExecutionContext, fact: Fact) -> None:
     with in_a_sentence():
-        outcome = _engine(deployment, context).record(fact)
+        outcome = deployment.engine_of(context).record(fact)
     if isinstance(outcome, Wait):
         raise refusal(f"pipeline {deployment.name!r}: {outcome.reason}")
-
-
-def _engine(deployment: Deployment, context: dg.OpExecutionContext) -> Engine:
-    return deployment.engine(f"run {context.run_id}", context.run_id)
 
 
 def _op(deployment: Deployment, name: str, body: Callable[[dg.OpExecutionContext], None]) -> dg.OpDefinition:
@@ -232,6 +280,6 @@ def _job(deployment: Deployment, name: str, description: str, op: dg.OpDefinitio
         tags={PIPELINE_TAG: deployment.name},
     )
     def job() -> None:
-        op()
+        op.alias(op.name.removeprefix(f"{deployment.name}_"))()
 
     return job

@@ -44,6 +44,7 @@ KEYS = {
     "metric/<name>": "a counter that the operator keeps in `ctx.metrics`",
     "bytes": "bytes of the files that the sink published",
     "files": "how many there are",
+    "replay": "that its latest replay was identical",
     "publish_ms": "how long all sinks together took to publish",
 }
 

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+SPARK = "arroyo_spark"
+"""The key under which runs find it."""
+
+
 class SparkResource(dg.ConfigurableResource[Any]):
     """Opens the Spark that epochs run on: embedded in the run's process unless it is told of another one."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import dagster as dg
 import pendulum
@@ -25,6 +25,7 @@ KINDS = {
     "checkpoint": RunKind.CHECKPOINT,
     "publish": RunKind.CHECKPOINT,
     "cleanup": RunKind.CLEANUP,
+    "replay": RunKind.REPLAY,
     "rewind": RunKind.REWIND,
 }
 """What the jobs of a pipeline do, by the end of their names."""
@@ -33,8 +34,21 @@ KINDS = {
 def live_runs(instance: dg.DagsterInstance, deployment: Deployment, state: PipelineState) -> list[Run]:
     """The runs that have not ended: those of Dagster, and processes outside it that the state names."""
     outside = [run for run in named_runs(state) if is_process(run.run_id) and lives(run.run_id)]
-    records = instance.get_run_records(dg.RunsFilter(statuses=_UNFINISHED))
-    return [*outside, *_seen(records, deployment, state)]
+    ours = [
+        Run(record.dagster_run.run_id, kind, _since(record))
+        for record, kind in _unfinished(instance, deployment, state)
+        if not is_gone(record.dagster_run)
+    ]
+    return [*outside, *ours]
+
+
+def bury_the_gone(instance: dg.DagsterInstance, deployment: Deployment) -> None:
+    """Tell Dagster of runs whose process is gone: it would take them to be running for ever."""
+    for record, _ in _unfinished(instance, deployment, PipelineState()):
+        if is_gone(record.dagster_run):
+            instance.report_run_failed(
+                record.dagster_run, "The run's process is gone: it was killed, or its host died."
+            )
 
 
 def claim(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
@@ -48,12 +62,13 @@ def is_gone(run: dg.DagsterRun) -> bool:
     return owner == run.run_id and not lives(process)
 
 
-def _seen(records: Iterable[dg.RunRecord], deployment: Deployment, state: PipelineState) -> Iterator[Run]:
-    for record in records:
-        run = record.dagster_run
-        kind = _kind(run, deployment, state)
-        if kind is not None and not is_gone(run):
-            yield Run(run.run_id, kind, _since(record))
+def _unfinished(
+    instance: dg.DagsterInstance, deployment: Deployment, state: PipelineState
+) -> Iterator[tuple[dg.RunRecord, RunKind]]:
+    for record in instance.get_run_records(dg.RunsFilter(statuses=_UNFINISHED)):
+        kind = _kind(record.dagster_run, deployment, state)
+        if kind is not None:
+            yield record, kind
 
 
 def _kind(run: dg.DagsterRun, deployment: Deployment, state: PipelineState) -> RunKind | None:

@@ -11,7 +11,7 @@ from arroyo_dagster.controller import RecoverSinks, StartCheckpoint, Wait, hold_
 from arroyo_dagster.errors import ArroyoDagsterError
 from arroyo_dagster.log.state import Failures, PipelineState
 from arroyo_dagster.orchestration.deployment import PIPELINE_TAG, Deployment, key_of
-from arroyo_dagster.orchestration.runs import is_gone, live_runs
+from arroyo_dagster.orchestration.runs import bury_the_gone, live_runs
 from arroyo_dagster.orchestration.view import View, changes
 
 WORK_TAG = "arroyo_dagster/work"
@@ -46,6 +46,7 @@ def controller_sensor(
 
 def tick(deployment: Deployment, instance: dg.DagsterInstance, cursor: str | None) -> dg.SensorResult:
     """Look, decide, and say what Dagster has to do."""
+    bury_the_gone(instance, deployment)
     engine = deployment.engine("controller")
     decision = engine.settle(lambda state: live_runs(instance, deployment, state))
     state = engine.created() if isinstance(decision, StartCheckpoint) else engine.state()
@@ -101,7 +102,7 @@ def _request(
 def _launched(instance: dg.DagsterInstance, work: str) -> Sequence[dg.RunRecord]:
     """The runs that were launched for this and have ended, without a word of it in the log; the last one first."""
     records = instance.get_run_records(dg.RunsFilter(tags={WORK_TAG: work}))
-    return [record for record in records if record.dagster_run.is_finished or is_gone(record.dagster_run)]
+    return [record for record in records if record.dagster_run.is_finished]
 
 
 def _failures(ended: Sequence[dg.RunRecord]) -> Failures:

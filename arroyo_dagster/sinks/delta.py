@@ -22,6 +22,7 @@ from arroyo_dagster.sinks.staging import (
     SinkStore,
     StagedFiles,
     damaged,
+    delete_staged,
     located,
     owner,
     record_published,
@@ -118,6 +119,30 @@ class DeltaSink(Sink):
                 break
         for record in recorded_epochs(store, tag, epochs).values():
             store.delete(record)
+
+    def heal(
+        self, identity: SinkIdentity, epoch: int, published: Sequence[FileEntry], files: Sequence[FileEntry]
+    ) -> None:
+        """Put the files in the place of the epoch's in one transaction, unless others have rewritten these."""
+        store, log, tag = self.open_store(), self.open_log(), owner(identity)
+        for _ in self._tries():
+            table = log.read()
+            active = {path for path in table.paths() if _epoch_of(path, tag) == epoch} if table else set()
+            if table is None or active != {file.path for file in published}:
+                raise ProtocolError(
+                    f"the sink {identity.sink} of {identity.pipeline} cannot publish epoch {epoch} again: its rows in "
+                    f"the Delta table {self.url} were rewritten by others; restore the table, or rewind"
+                )
+            # The record is of the files that go. Without one, nothing is known of the epoch, which is no harm.
+            for record in recorded_epochs(store, tag, EpochSet.of([epoch])).values():
+                store.delete(record)
+            _, new = self._prepare(identity, epoch, files)
+            if log.commit(table, new, sorted(active), {}):
+                return
+
+    def discard(self, identity: SinkIdentity, files: Sequence[FileEntry]) -> None:
+        """Delete staged files."""
+        delete_staged(self.open_store(), files)
 
     def missing(self, identity: SinkIdentity, epoch: int, files: Sequence[FileEntry]) -> Sequence[str]:
         """Name files that the table has and storage has lost, or all if the epoch is not in the table.

@@ -14,7 +14,15 @@ from arroyo_dagster.dataflow.sink import Sink, SinkIdentity, StagedWriter
 from arroyo_dagster.errors import DamagedObjectError
 from arroyo_dagster.log import Store, open_store
 from arroyo_dagster.model import EpochSet, FileEntry, ObjectPath
-from arroyo_dagster.sinks.staging import SinkStore, StagedFiles, damaged, located, owner, record_published
+from arroyo_dagster.sinks.staging import (
+    SinkStore,
+    StagedFiles,
+    damaged,
+    delete_staged,
+    located,
+    owner,
+    record_published,
+)
 
 _PUBLISHED = re.compile(r"epoch-(\d{10,})-([0-9a-f]{16})-\d{4,}\.parquet")
 _STAGED = re.compile(r"_staging/[0-9a-f]{16}/(\d{10,})/.+")
@@ -78,6 +86,10 @@ class ParquetSink(Sink):
             if (match := _STAGED.fullmatch(path)) and int(match[1]) in epochs:
                 store.delete(path)
         _delete_published(store, tag, epochs)
+
+    def discard(self, identity: SinkIdentity, files: Sequence[FileEntry]) -> None:
+        """Delete staged files."""
+        delete_staged(self.open_store(), files)
 
     def missing(self, identity: SinkIdentity, epoch: int, files: Sequence[FileEntry]) -> Sequence[str]:
         """Name published files that are absent or damaged. Every file is read."""

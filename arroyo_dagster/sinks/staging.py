@@ -105,6 +105,12 @@ def recorded_files(store: Store, record: ObjectPath, data: bytes | None) -> list
         raise DamagedObjectError(f"{store.url}/{record} is damaged: restore it, or delete it") from error
 
 
+def delete_staged(store: Store, files: Sequence[FileEntry]) -> None:
+    """Delete staged files."""
+    for file in files:
+        store.delete(file.path)
+
+
 def damaged(store: Store, files: Sequence[FileEntry], paths: Sequence[ObjectPath]) -> list[str]:
     """Name those of `paths` that are absent, or are not the bytes of the entry beside them.
 

@@ -18,7 +18,8 @@ from arroyo_dagster.dataflow.stages import Leg, Stage
 from arroyo_dagster.dataflow.stream import check_time, fields_of
 from arroyo_dagster.dataflow.watermarks import Clock
 from arroyo_dagster.errors import ConfigurationError
-from arroyo_dagster.model import CheckpointBarrier, FileEntry, Manifest, Plan
+from arroyo_dagster.log import names
+from arroyo_dagster.model import CheckpointBarrier, FileEntry, Manifest, ObjectPath, Plan
 from arroyo_dagster.operators.partials import Partials, check_columns
 from arroyo_dagster.operators.window import WindowOperator
 from arroyo_dagster.spark.exchange import ExchangeSource
@@ -31,7 +32,8 @@ from arroyo_dagster.state.files import read_verified
 class Attempt:
     """One try at an epoch: everything that its stages have in common. Small, and the same on every machine.
 
-    `life` is unique to the pipeline's log. `parallelism` is the number of subtasks of keyed operators.
+    `life` is unique to the pipeline's log. `parallelism` is the number of subtasks of keyed operators. A `replay` is
+    of an epoch that exists: its number is that of the replay, and what it makes is compared, not committed.
     """
 
     barrier: CheckpointBarrier
@@ -41,6 +43,15 @@ class Attempt:
     life: str
     key_groups: int
     parallelism: int
+    replay: bool = False
+
+    @property
+    def prefix(self) -> ObjectPath:
+        """Where it may write."""
+        return (names.replay if self.replay else names.attempt)(self.barrier.epoch, self.number)
+
+    def __str__(self) -> str:
+        return f"{'replay' if self.replay else 'attempt'} {self.number} of epoch {self.barrier.epoch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +99,7 @@ def plan_stage(context: StageContext, legs: Sequence[LegTask], schemas: Sequence
         context.state,
         attempt.barrier,
         attempt.number,
+        attempt.prefix,
         attempt.parallelism if stage.operator and stage.operator.keyed else 1,
         attempt.key_groups,
         tuple(legs),

@@ -84,6 +84,7 @@ class StageTask:
     state: StateLocation
     barrier: CheckpointBarrier
     attempt: int
+    prefix: ObjectPath
     parallelism: int
     key_groups: int
     legs: tuple[LegTask, ...]
@@ -97,4 +98,4 @@ class StageTask:
     @property
     def directory(self) -> ObjectPath:
         """Where this stage may write."""
-        return names.stage(self.barrier.epoch, self.attempt, self.stage)
+        return names.stage(self.prefix, self.stage)

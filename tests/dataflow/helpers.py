@@ -55,6 +55,9 @@ class Nowhere(Sink):
     def retract(self, identity: SinkIdentity, epochs: EpochSet) -> None:
         raise NotImplementedError
 
+    def discard(self, identity: SinkIdentity, files: Sequence[FileEntry]) -> None:
+        raise NotImplementedError
+
     def missing(self, identity: SinkIdentity, epoch: int, files: Sequence[FileEntry]) -> Sequence[str]:
         raise NotImplementedError
 

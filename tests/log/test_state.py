@@ -180,6 +180,23 @@ def test_pins_come_and_go() -> None:
     assert after(state, EpochUnpinned(1)).pins == {2: "b"}
 
 
+def test_the_latest_replay_of_a_kept_epoch_counts() -> None:
+    def replayed(state: PipelineState, epoch: int, outcome: ReplayOutcome) -> PipelineState:
+        begun = after(state, replay(state, epoch))
+        return after(begun, ReplayFinished(epoch, begun.replays_started, outcome))
+
+    state = with_epochs(4)
+    for epoch in (1, 2, 3):
+        state = replayed(state, epoch, ReplayOutcome.IDENTICAL)
+    state = replayed(state, 2, ReplayOutcome.DIFFERENT)
+    state = replayed(state, 3, ReplayOutcome.FAILED)
+    assert (state.verified, state.differing) == (EpochSet.of([1, 3]), EpochSet.of([2]))
+    state = replayed(state, 2, ReplayOutcome.IDENTICAL)
+    assert (state.verified, state.differing) == (EpochSet.of([1, 2, 3]), EpochSet())
+    state = after(state, cleanup(state, 1))
+    assert state.verified == EpochSet.of([2, 3])
+
+
 def test_replays_run_side_by_side() -> None:
     state = with_epochs(3)
     state = after(state, replay(state, 1, "r1"))

@@ -30,6 +30,9 @@ def ops_of(definitions: dg.Definitions, job: str = "p_checkpoint") -> dict[str, 
     }
 
 
+_JOBS = ("checkpoint", "publish", "replay", "rewind", "pin", "stop", "resume", "cleanup")
+
+
 class TestOfOnePipeline:
     @pytest.fixture
     def definitions(self, tmp_path: Path) -> dg.Definitions:
@@ -37,7 +40,7 @@ class TestOfOnePipeline:
 
     def test_there_is_a_job_for_all_that_people_do(self, definitions: dg.Definitions) -> None:
         names = {job.name for job in definitions.resolve_all_job_defs() if not job.name.startswith("__")}
-        assert names == {f"p_{job}" for job in ("checkpoint", "publish", "stop", "resume", "pin", "rewind", "cleanup")}
+        assert names == {f"p_{job}" for job in _JOBS}
         for name in names:
             assert definitions.resolve_job_def(name).tags["arroyo_dagster/pipeline"] == "p"
             assert definitions.resolve_job_def(name).description
@@ -77,6 +80,7 @@ class TestOfOnePipeline:
             "cleanup": {"dry_run", "keep_last", "keep_within", "hourly", "daily"},
             "rewind": {"epoch"},
             "pin": {"epoch", "label", "unpin"},
+            "replay": {"epochs"},
         }.items():
             [op] = definitions.resolve_job_def(f"p_{job}").nodes
             schema: Any = op.definition.config_schema

@@ -20,6 +20,7 @@ from arroyo_dagster.orchestration.deployment import key_of
 from arroyo_dagster.orchestration.runs import PROCESS_TAG
 from arroyo_dagster.orchestration.sensor import WORK_TAG
 from arroyo_dagster.orchestration.view import View
+from arroyo_dagster.processes import own_run_id
 from arroyo_dagster.testing import InProcessEngine, TableSource
 from benchmarks.log import build
 from tests.orchestration import light
@@ -41,7 +42,7 @@ from tests.orchestration.helpers import (
 )
 
 Status = dg.DagsterRunStatus
-DEAD_PROCESS = f"process-{2**22 + 1}-1@{os.uname().nodename}"  # no machine numbers so high
+DEAD_PROCESS = f"process-{2**22 + 1}-1@{own_run_id().partition('@')[2]}"  # no machine numbers so high
 
 
 @pytest.fixture
@@ -162,8 +163,6 @@ class TestHeldBy:
         assert daemon.tick().request
 
     def test_a_process_outside_dagster_that_lives(self, daemon: Daemon) -> None:
-        from arroyo_dagster.processes import own_run_id  # noqa: PLC0415
-
         begin(daemon.pipeline, own_run_id())
         assert "is being taken by process-" in str(daemon.tick().reason)
 
@@ -381,8 +380,8 @@ with dg.DagsterInstance.get() as instance, dg.SensorEvaluationContext(
     instance.get_ref(), None, None, None, None, repository.name, repository, instance, sensor.name
 ) as context:
     data = sensor.evaluate_tick(context)
-spark = {name.split(".")[0] for name in sys.modules} & {"pyspark", "py4j"}
-print(len(data.asset_events), len(data.run_requests), *spark)
+loaded = {name.split(".")[0] for name in sys.modules}
+print(len(data.asset_events), len(data.run_requests), *loaded & {"pyspark", "py4j"})
 """
 
 
