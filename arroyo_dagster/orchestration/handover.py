@@ -5,7 +5,6 @@ So a run that failed can be gone on with from another machine, and nothing is ev
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ import dagster as dg
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.log import Creation, Store, names
 from arroyo_dagster.log.codec import decode, encode
+from arroyo_dagster.log.documents import pack, unpack
 from arroyo_dagster.orchestration.deployment import Deployment, in_a_sentence, refusal
 from arroyo_dagster.spark.plans import Attempt
 from arroyo_dagster.spark.reports import StageReport
@@ -31,7 +31,7 @@ class HandoverIOManager(dg.IOManager):
     def handle_output(self, context: dg.OutputContext, obj: Sequence[Attempt] | Sequence[StageReport]) -> None:
         """Keep values. If the step is tried again in the same run, the later ones count."""
         path = names.handover(context.run_id, context.step_key)
-        data = json.dumps({"version": 1, "kind": type(obj[0]).__name__, "values": [*map(encode, obj)]}).encode()
+        data = pack({"kind": type(obj[0]).__name__, "values": [*map(encode, obj)]})
         with in_a_sentence():
             store = self._deployment.engine("handover").store
             if store.create(path, data) is Creation.TAKEN:
@@ -51,8 +51,9 @@ class HandoverIOManager(dg.IOManager):
                     f"what {upstream.step_key} of run {upstream.run_id[:8]} left is no longer there, because its "
                     "epoch was completed or cleaned up: launch the job anew"
                 )
-            document = json.loads(data)
-            return [decode(_KINDS[document["kind"]], value, f"{store.url}/{path}") for value in document["values"]]
+            where = f"{store.url}/{path}"
+            document: dict[str, Any] = unpack(data, where)
+            return [decode(_KINDS[document["kind"]], value, where) for value in document["values"]]
 
 
 def clear(store: Store, run: dg.DagsterRun) -> list[str]:

@@ -56,6 +56,7 @@ def tick(deployment: Deployment, instance: dg.DagsterInstance, cursor: str | Non
         *news.add,
         *([request.partition_key] if isinstance(request, dg.RunRequest) and request.partition_key else []),
     }
+    deleted = [key for key in news.delete if key not in added]  # it was the key of an epoch of an earlier life
     partitions = deployment.partitions
     return dg.SensorResult(
         run_requests=[request] if isinstance(request, dg.RunRequest) else [],
@@ -63,7 +64,7 @@ def tick(deployment: Deployment, instance: dg.DagsterInstance, cursor: str | Non
         cursor=news.view.cursor,
         dynamic_partitions_requests=[
             *([partitions.build_add_request(sorted(added))] if added else []),
-            *([partitions.build_delete_request(list(news.delete))] if news.delete else []),
+            *([partitions.build_delete_request(deleted)] if deleted else []),
         ],
         asset_events=news.events,
     )

@@ -7,7 +7,7 @@ or that an older Dagster instance knew, is reported here; the key of one that is
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import dagster as dg
@@ -25,10 +25,14 @@ _AT_ONCE = 20  # epochs reported by one tick of the sensor, so that it stays a s
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Which epochs of which life of the pipeline this Dagster instance knows. The sensor's cursor holds it."""
+    """Which epochs of which life of the pipeline this Dagster instance knows. The sensor's cursor holds it.
+
+    What Dagster has of epochs up to `anew` is of an earlier life, until they are reported.
+    """
 
     life: str = ""
     epochs: EpochSet = EpochSet()
+    anew: int = 0
 
     @classmethod
     def of(cls, cursor: str | None) -> View:
@@ -58,10 +62,11 @@ def changes(
     instance: dg.DagsterInstance, deployment: Deployment, engine: Engine, state: PipelineState, view: View
 ) -> Changes:
     """Compare the view with the log. At most so many epochs are reported at once, the oldest first."""
-    shown = view.epochs if view.life == state.life else EpochSet()
     gone = view.epochs - state.kept
-    new = EpochSet.of(islice(state.kept - shown - state.needed_by_sinks, _AT_ONCE))
-    known = {} if view.life not in {"", state.life} else _materialized(instance, deployment, new)
+    if view.life != state.life:
+        view = View(state.life or view.life, EpochSet(), state.last_epoch if view.life else 0)
+    new = EpochSet.of(islice(state.kept - view.epochs - state.needed_by_sinks, _AT_ONCE))
+    known = _materialized(instance, deployment, new.after(view.anew))
     events = [
         dg.AssetMaterialization(
             deployment.specs[node.name].key,
@@ -74,7 +79,7 @@ def changes(
         if key_of(epoch) not in known.get(node.name, ())
     ]
     return Changes(
-        View(state.life, (shown & state.kept) | new),
+        replace(view, epochs=(view.epochs & state.kept) | new),
         tuple(map(key_of, new)),
         tuple(map(key_of, gone)),
         tuple(events),

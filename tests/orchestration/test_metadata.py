@@ -10,6 +10,7 @@ import pytest
 
 from arroyo_dagster.engine import Engine
 from arroyo_dagster.model import Manifest
+from arroyo_dagster.orchestration.epochs import VERIFIED
 from arroyo_dagster.orchestration.metadata import KEYS, Timings, metadata_of
 from tests.orchestration.helpers import ASSETS, deployment_of, pipeline_in, take
 
@@ -52,8 +53,8 @@ def test_every_key_is_explained_and_every_explained_key_occurs(epoch: tuple[dict
     for name, values in metadata.items():
         materialization = dg.AssetMaterialization(name, metadata=values)  # as Dagster takes it
         assert problems_of(materialization.metadata) == []
-    found = {key.removeprefix("arroyo/") for values in metadata.values() for key in values}
-    assert {key for key in KEYS if "<" not in key} - {"replay"} <= found
+    found = {key.removeprefix("arroyo/") for values in [*metadata.values(), VERIFIED] for key in values}
+    assert {key for key in KEYS if "<" not in key} <= found
     assert "metric/rows seen" in found
 
 

@@ -380,8 +380,8 @@ with dg.DagsterInstance.get() as instance, dg.SensorEvaluationContext(
     instance.get_ref(), None, None, None, None, repository.name, repository, instance, sensor.name
 ) as context:
     data = sensor.evaluate_tick(context)
-spark = {name.split(".")[0] for name in sys.modules} & {"pyspark", "py4j"}
-print(len(data.asset_events), len(data.run_requests), *spark)
+loaded = {name.split(".")[0] for name in sys.modules}
+print(len(data.asset_events), len(data.run_requests), *loaded & {"pyspark", "py4j"})
 """
 
 
