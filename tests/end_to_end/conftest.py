@@ -14,7 +14,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     epochs = 8 if "ARROYO_SCREENSHOTS" in os.environ else 3
     with Project(tmp_path_factory.mktemp("project")) as project:
         try:
-            project.wait_for_epoch(epochs)
+            project.wait_for_epoch(epochs, 80 * epochs)
             yield project
         finally:
             if request.session.testsfailed:

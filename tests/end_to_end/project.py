@@ -28,6 +28,8 @@ code_location_name = "auctions"
 code_location_target_module = "definitions"
 """
 _SELECTOR = {"repositoryLocationName": "auctions", "repositoryName": "__repository__"}
+_CONTROLLER = {**_SELECTOR, "sensorName": "auctions_controller"}
+_ENDED = {"SUCCESS", "FAILURE", "CANCELED"}
 
 _RUNS = """query ($limit: Int) { runsOrError(limit: $limit) { ... on Runs { results {
     runId jobName status tags { key value } stepStats { stepKey status } } } } }"""
@@ -40,6 +42,11 @@ _ASSET = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ..
         ... on MarkdownMetadataEntry { mdStr } } }
     assetChecksOrError { ... on AssetChecks { checks { name
         executionForLatestMaterialization { status } } } } } } }"""
+_SENSOR = "query ($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) { ... on Sensor { id } } }"
+_STOP_SENSOR = "mutation ($id: String!) { stopSensor(id: $id) { __typename } }"
+_START_SENSOR = "mutation ($sensor: SensorSelector!) { startSensor(sensorSelector: $sensor) { __typename } }"
+_EPOCHS = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
+    assetMaterializations(limit: 1000) { partition } } } }"""
 _LAUNCH = """mutation ($params: ExecutionParams!) { launchRun(executionParams: $params) {
     __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 
@@ -95,8 +102,17 @@ class Project:
 
     def ticks(self) -> list[dict[str, Any]]:
         """The controller's last ticks, the newest first."""
-        sensor = {**_SELECTOR, "sensorName": "auctions_controller"}
-        return list(self.server.ask(_TICKS, sensor=sensor)["sensorOrError"]["sensorState"]["ticks"])
+        return list(self.server.ask(_TICKS, sensor=_CONTROLLER)["sensorOrError"]["sensorState"]["ticks"])
+
+    def pause(self) -> None:
+        """Turn the sensor off, and wait until nothing happens any more."""
+        sensor = self.server.ask(_SENSOR, sensor=_CONTROLLER)["sensorOrError"]
+        assert self.server.ask(_STOP_SENSOR, id=sensor["id"])["stopSensor"]["__typename"] == "StopSensorMutationResult"
+        wait_for("the end of all runs", lambda: all(run["status"] in _ENDED for run in self.runs()), 120)
+
+    def unpause(self) -> None:
+        """Turn the sensor on again."""
+        assert self.server.ask(_START_SENSOR, sensor=_CONTROLLER)["startSensor"]["__typename"] == "Sensor"
 
     def asset(self, name: str) -> dict[str, Any]:
         """An asset: its partitions, checks, and materializations with their metadata, the newest first."""
@@ -115,17 +131,17 @@ class Project:
 
         def ended() -> dict[str, Any] | None:
             run = self.run(run_id)
-            return run if run["status"] in {"SUCCESS", "FAILURE", "CANCELED"} else None
+            return run if run["status"] in _ENDED else None
 
         return wait_for(f"the end of {job}", ended)
 
     def wait_for_epoch(self, epoch: int, seconds: float = 240) -> None:
         """Wait until an epoch's materializations are there, which are the last thing that a run reports."""
         self.server.location()
-        key = f"{epoch:08d}"
+        key = {"path": ["auctions", ASSETS[-1]]}
 
         def there() -> bool:
-            events = self.asset(ASSETS[-1])["assetMaterializations"]
-            return any(event["partition"] == key for event in events)
+            events = self.server.ask(_EPOCHS, key=key)["assetNodeOrError"]["assetMaterializations"]
+            return any(event["partition"] == f"{epoch:08d}" for event in events)
 
         wait_for(f"epoch {epoch}", there, seconds, every=1)

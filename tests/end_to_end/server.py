@@ -16,8 +16,18 @@ from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
-# No statistics for anybody, and no dialog in front of the pages.
-_INSTANCE = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
+# No statistics for anybody, no dialog in front of the pages, and no five seconds in the queue.
+_INSTANCE = """
+telemetry:
+  enabled: false
+nux:
+  enabled: false
+run_coordinator:
+  module: dagster.core.run_coordinator
+  class: QueuedRunCoordinator
+  config:
+    dequeue_interval_seconds: 1
+"""
 
 _LOCATIONS = """{ workspaceOrError { ... on Workspace { locationEntries {
     name loadStatus locationOrLoadError { __typename ... on PythonError { message } } } } } }"""
@@ -72,6 +82,8 @@ class DagsterServer:
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
         program = str(Path(sys.prefix, "bin", self._command[0]))
+        # A shell has its background jobs ignore Ctrl-C, and what they start would too.
+        ours = signal.signal(signal.SIGINT, signal.default_int_handler)
         with self.output.open("a") as file:
             self._process = subprocess.Popen(
                 [program, *self._command[1:], "--host", "127.0.0.1", "--port", str(port)],
@@ -81,6 +93,7 @@ class DagsterServer:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        signal.signal(signal.SIGINT, ours)
 
     def stop(self) -> None:
         """Press Ctrl-C, and wait until nothing of it is left."""

@@ -95,7 +95,7 @@ def a_killed_run_is_tried_again(project: Project) -> int:
         [run] = project.runs(limit=1)
         return run if run["status"] == "STARTED" and run["steps"].get("price_records") == "IN_PROGRESS" else None
 
-    run = wait_for("the second stage of an epoch", in_its_second_stage, 120, every=0.1)
+    run = wait_for("the second stage of an epoch", in_its_second_stage, 120, every=0.2)
     java = project.server.processes("java")
     assert java
     named = re.fullmatch(r"process-(\d+)-\d+@.+", run["tags"]["arroyo_dagster/process"])
