@@ -34,7 +34,7 @@ _ENDED = {"SUCCESS", "FAILURE", "CANCELED"}
 _RUNS = """query ($limit: Int) { runsOrError(limit: $limit) { ... on Runs { results {
     runId jobName status tags { key value } stepStats { stepKey status } } } } }"""
 _TICKS = """query ($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) { ... on Sensor {
-    sensorState { ticks(limit: 10) { status skipReason runIds error { message } } } } } }"""
+    sensorState { ticks(limit: 100) { status skipReason runIds error { message } } } } } }"""
 _ASSET = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
     partitionKeys
     assetMaterializations(limit: 1000) { partition runId metadataEntries { label
