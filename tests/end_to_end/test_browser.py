@@ -145,7 +145,7 @@ def test_the_lineage_is_the_dataflow(browser: Browser) -> None:
     assert len(browser.find(edges)) == 4
     browser.click("//button[.//*[@aria-label = 'panel_show_right']]")  # make room for the graph, here and below
     browser.open("/locations/auctions/asset-groups/auctions/lineage", "bids", *ASSETS)
-    browser.shows("4 / 4 Passed", "1 / 1 Passed", "100% filled", "Delta Lake", "Parquet", "PySpark")
+    browser.shows("5 / 5 Passed", "2 / 2 Passed", "100% filled", "Delta Lake", "Parquet", "PySpark")
     assert len(browser.find(edges)) == 4
     browser.picture("lineage")
 
@@ -177,7 +177,7 @@ def test_epochs_are_partitions(browser: Browser, project: Project) -> None:
 
 
 def test_checks_have_passed(browser: Browser) -> None:
-    browser.open(f"{OPERATOR}?view=checks", "Checks (4)", "aligned", "files_whole", "state_chain")
+    browser.open(f"{OPERATOR}?view=checks", "Checks (5)", "aligned", "files_whole", "state_chain", "replay_identical")
     browser.shows("watermark_monotonic", "Passed", "Every subtask was aligned once")
     assert not {"Failed", "Not executed", "Running"} & set(browser.text.splitlines())
 
@@ -193,7 +193,7 @@ def test_the_way_of_the_barrier_is_a_picture(browser: Browser) -> None:
 
 def test_a_run_shows_its_steps(browser: Browser, project: Project) -> None:
     [run] = project.runs(limit=1)
-    browser.open(f"/runs/{run['runId']}", "Success", "4 assets", "10 checks", "Launched by", "auctions_controller")
+    browser.open(f"/runs/{run['runId']}", "Success", "4 assets", "14 checks", "Launched by", "auctions_controller")
     for step in ("begin_epoch", "bid_stats", "price_records", "commit_epoch"):
         browser.find(f"//*[@data-tooltip = 'auctions_epoch.{step}']")
     # The chart is too low for its steps until one makes room for it.

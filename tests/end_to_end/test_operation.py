@@ -18,10 +18,10 @@ from tests.end_to_end.project import ASSETS, EVENTS_PER_SECOND, Project
 from tests.end_to_end.server import wait_for
 
 CHECKS = {
-    "bid_stats": {"aligned", "files_whole", "watermark_monotonic", "state_chain"},
-    "price_records": {"aligned", "files_whole", "watermark_monotonic", "state_chain"},
-    "hot_auctions": {"rows_conserved"},
-    "record_prices": {"rows_conserved"},
+    "bid_stats": {"aligned", "files_whole", "watermark_monotonic", "state_chain", "replay_identical"},
+    "price_records": {"aligned", "files_whole", "watermark_monotonic", "state_chain", "replay_identical"},
+    "hot_auctions": {"rows_conserved", "replay_identical"},
+    "record_prices": {"rows_conserved", "replay_identical"},
 }
 
 # What the pipeline should have come to, from the bids and the epochs in which they were read.
@@ -98,7 +98,7 @@ def a_killed_run_is_tried_again(project: Project) -> int:
     run = wait_for("the second stage of an epoch", in_its_second_stage, 120, every=0.2)
     java = project.server.processes("java")
     assert java
-    named = re.fullmatch(r"process-(\d+)-\d+@.+", run["tags"]["arroyo_dagster/process"])
+    named = re.fullmatch(r"[^/]+/process-(\d+)-\d+@.+", run["tags"]["arroyo_dagster/process"])
     assert named is not None
     os.kill(int(named[1]), signal.SIGKILL)
     epoch = int(run["tags"]["dagster/partition"])
