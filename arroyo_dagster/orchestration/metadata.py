@@ -40,7 +40,7 @@ KEYS = {
     "watermark": "how far event time has come",
     "watermark_lag_s": "seconds between that and the barrier",
     "subtasks": "the same for each subtask",
-    "barrier_way": "when each subtask was at which step",
+    "barrier_way": "a picture of it: when each subtask was at which step",
     "metric/<name>": "a counter that the operator keeps in `ctx.metrics`",
     "bytes": "bytes of the files that the sink published",
     "files": "how many there are",
@@ -99,7 +99,7 @@ def _of_operator(node: OperatorNode, manifest: Manifest) -> dict[str, Any]:
         if record.subtasks:
             values["subtasks"] = _subtasks(record, spans)
     if spans:
-        values["barrier_way"] = dg.MetadataValue.md(as_markdown(gantt(manifest.spans)))
+        values["barrier_way"] = dg.MetadataValue.md(as_markdown(gantt(spans)))
     return values
 
 

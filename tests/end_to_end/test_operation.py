@@ -78,7 +78,8 @@ def the_sensor_alone_took_epochs(project: Project) -> None:
             check["name"]: check["executionForLatestMaterialization"] for check in asset["assetChecksOrError"]["checks"]
         }
         assert set(checks) == CHECKS[name]
-        assert all(check is None or check["status"] == "SUCCEEDED" for check in checks.values()), checks
+        # The next epoch may have begun meanwhile.
+        assert all(check is None or check["status"] in {"SUCCEEDED", "IN_PROGRESS"} for check in checks.values())
         if name in {"bid_stats", "price_records"}:
             assert all(metadata["arroyo/rows_in"] > 0 for metadata in events.values())
             assert all("data:image" in metadata["arroyo/barrier_way"] for metadata in events.values())
