@@ -30,7 +30,7 @@ def engine_in(
 ) -> InProcessEngine:
     """Running totals, of which every epoch's file is needed for long, and windows, whose files soon are not."""
     pipeline = Pipeline("p", state_url=str(directory / "state"), parallelism=2)
-    stream = pipeline.source("rows", TableSource(rows(100, keys=4), [20, 40, 60, 80, 100]), event_time="t")
+    stream = pipeline.source("rows", TableSource(rows(140, keys=4), range(20, 160, 20)), event_time="t")
     stream.key_by("k").process("totals", RunningTotal()).sink("out", ParquetSink(str(directory / "out")))
     windows = stream.key_by("k").tumble("10 seconds").aggregate("windows", n=agg.count())
     windows.sink("closed", ParquetSink(str(directory / "closed")))

@@ -20,7 +20,7 @@ from arroyo_dagster.log.entries import (
     SinksFailed,
     StopRequested,
 )
-from arroyo_dagster.model import ObjectPath
+from arroyo_dagster.model import EpochSet, ObjectPath
 from arroyo_dagster.orchestration.metadata import KEYS
 from arroyo_dagster.sinks import ParquetSink
 from arroyo_dagster.testing import InProcessEngine
@@ -154,6 +154,15 @@ class TestWrongPartition:
             "ones to replay them"
         )
 
+    def test_of_an_epoch_that_exists_replays_it(self, daemon: Daemon, tmp_path: Path) -> None:
+        take(daemon.pipeline, 2)
+        shown = output(tmp_path)
+        assert daemon.run("checkpoint", "00000002").success
+        assert facts(daemon.pipeline)[-2:] == ["ReplayStarted", "ReplayFinished"]
+        assert state_of(daemon.pipeline).verified == EpochSet.of([2])
+        assert output(tmp_path) == shown
+        assert {key for keys in daemon.materialized().values() for key in keys} == {"00000002"}
+
     def test_of_an_epoch_that_cleaning_has_removed(self, daemon: Daemon) -> None:
         take(daemon.pipeline, 3)
         assert daemon.run("cleanup", config={"keep_last": 1}).success  # and epoch 2, which a replay would start from
@@ -273,8 +282,7 @@ class TestReexecution:
         before = state_of(daemon.pipeline)
         with again(failed.run_id) as result:
             assert not result.success
-            failures = [event for event in result.all_events if event.is_step_failure]
-            assert why_of(failures[:1]) == "epoch 1 was completed by attempt 2; there is nothing left to do"
+            assert why_of(result.all_events) == "epoch 1 was completed by attempt 2; there is nothing left to do"
         assert state_of(daemon.pipeline) == before
         assert output(tmp_path) == expected_output(tmp_path / "undisturbed", 1)
 
@@ -288,9 +296,8 @@ class TestReexecution:
         for path in handovers(daemon.pipeline):
             store.delete(ObjectPath(path))
         with again(failed.run_id) as result:
-            failures = [event for event in result.all_events if event.is_step_failure]
             assert f"what p_epoch.begin_epoch of run {failed.run_id[:8]} left is no longer there" in why_of(
-                failures[:1]
+                result.all_events
             )
         assert "CheckpointCompleted" not in facts(daemon.pipeline)
 
@@ -346,8 +353,7 @@ class TestTwoRunsAtOnce:
         MEDDLERS[str(tmp_path)] = lambda: in_thread(give_up_and_start_over)
         first = daemon.launch(daemon.requested())
         assert others[0].success
-        failures = [event for event in first.all_events if event.is_step_failure]
-        assert why_of(failures[:1]) == "epoch 1 was completed by attempt 2; there is nothing left to do"
+        assert why(first) == "epoch 1 was completed by attempt 2; there is nothing left to do"
         self.nothing_is_doubled(daemon, tmp_path)
 
     def nothing_is_doubled(self, daemon: Daemon, tmp_path: Path) -> None:
