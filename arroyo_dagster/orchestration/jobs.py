@@ -1,6 +1,6 @@
 """The jobs beside the checkpoint: each is one op with typed config, so that the launchpad explains itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dagster as dg
@@ -17,7 +17,7 @@ from arroyo_dagster.orchestration.deployment import PIPELINE_TAG, Deployment, in
 from arroyo_dagster.orchestration.epochs import refuse_differences, verified
 from arroyo_dagster.orchestration.resources import SPARK
 from arroyo_dagster.orchestration.runs import claim, live_runs
-from arroyo_dagster.replay import replay
+from arroyo_dagster.replay import Replayed, replay
 from arroyo_dagster.retention import CleanupPlan, Retention
 from arroyo_dagster.upkeep import Cleaned, clean, may_clean, plan, rewind
 
@@ -143,27 +143,16 @@ def rewind_job(deployment: Deployment) -> dg.JobDefinition:
 def replay_job(deployment: Deployment) -> dg.JobDefinition:
     """Run epochs again and compare."""
 
-    @dg.op(name=f"{deployment.name}_replay_epochs", required_resource_keys={SPARK})
-    def replay_epochs(context: dg.OpExecutionContext, config: ReplayConfig) -> None:
+    @dg.op(name=f"{deployment.name}_replay_epochs", required_resource_keys={SPARK}, out={})
+    def replay_epochs(context: dg.OpExecutionContext, config: ReplayConfig) -> Iterator[object]:
         claim(context.instance, context.run)
         with in_a_sentence():
             engine = deployment.engine_of(context)
-            chosen, kept = config.chosen, engine.state().kept
-            if absent := chosen - kept:
-                raise refusal(f"pipeline {deployment.name!r} has no epochs {absent}; those that are kept are {kept}")
-            replays = []
-            for epoch in chosen:
-                replayed = replay(engine, epoch, context.run_id)
-                if isinstance(replayed, Wait):
-                    raise refusal(replayed.reason)
-                context.log.info(f"epoch {epoch} is {replayed.outcome}")
-                replays.append(replayed)
+            replays = _replay(deployment, engine, context, config.chosen)
             for spec in deployment.persisted.values():
-                found = replay_result(spec.key, engine.state())
-                result = dg.AssetCheckEvaluation(spec.key, REPLAYED, passed=found.passed, description=found.description)
-                context.log_event(result)  # type: ignore[arg-type]  # it takes results of checks, too
-            for materialization in verified(deployment, replays):
-                context.log_event(materialization)
+                result = replay_result(spec.key, engine.state())
+                yield dg.AssetCheckEvaluation(spec.key, REPLAYED, result.passed, description=result.description)
+            yield from verified(deployment, replays)
             refuse_differences(deployment, replays)
 
     about = "Runs epochs again from their parents' state, and compares. Publishes again what sinks have lost."
@@ -227,6 +216,20 @@ def as_markdown(plan: CleanupPlan) -> str:
         *(f"| {epoch} | {'; '.join(reasons)} |" for epoch, reasons in plan.kept.items()),
     ]
     return "\n".join(lines)
+
+
+def _replay(deployment: Deployment, engine: Engine, context: dg.OpExecutionContext, epochs: EpochSet) -> list[Replayed]:
+    kept = engine.state().kept
+    if absent := epochs - kept:
+        raise refusal(f"pipeline {deployment.name!r} has no epochs {absent}; those that are kept are {kept}")
+    replays = []
+    for epoch in epochs:
+        replayed = replay(engine, epoch, context.run_id)
+        if isinstance(replayed, Wait):
+            raise refusal(replayed.reason)
+        context.log.info(f"epoch {epoch} is {replayed.outcome}")
+        replays.append(replayed)
+    return replays
 
 
 def _clean(deployment: Deployment, context: dg.OpExecutionContext, retention: Retention, *, dry_run: bool) -> Cleaned:

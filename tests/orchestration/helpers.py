@@ -242,7 +242,7 @@ class Daemon:
         """A run that Dagster has noted, and that does nothing."""
         partition = {} if epoch is None else {"dagster/partition": key_of(epoch)}
         definition = self.definitions.resolve_job_def(f"{self.name}_{job}")
-        config = {"rewind": {"epoch": 1}, "pin": {"epoch": 1}}.get(job)
+        config = {"rewind": {"epoch": 1}, "pin": {"epoch": 1}, "replay": {"epochs": "1"}}.get(job)
         ops = {node.name: {"config": config} for node in definition.nodes} if config else {}
         return self.instance.create_run_for_job(
             definition,
