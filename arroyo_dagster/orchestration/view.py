@@ -7,6 +7,7 @@ or that an older Dagster instance knew, is reported here; the key of one that is
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -67,23 +68,30 @@ def changes(
         view = View(state.life or view.life, EpochSet(), state.last_epoch if view.life else 0)
     new = EpochSet.of(islice(state.kept - view.epochs - state.needed_by_sinks, _AT_ONCE))
     known = _materialized(instance, deployment, new.after(view.anew))
-    events = [
-        dg.AssetMaterialization(
-            deployment.specs[node.name].key,
-            description="Reported from the pipeline's log.",
-            metadata=metadata_of(node, engine.manifest(epoch, state)),
-            partition=key_of(epoch),
-        )
-        for epoch in new
-        for node in deployment.nodes
-        if key_of(epoch) not in known.get(node.name, ())
-    ]
+    events = [event for epoch in new for event in _reported(deployment, engine, state, epoch, known)]
     return Changes(
         replace(view, epochs=(view.epochs & state.kept) | new),
         tuple(map(key_of, new)),
         tuple(map(key_of, gone)),
         tuple(events),
     )
+
+
+def _reported(
+    deployment: Deployment, engine: Engine, state: PipelineState, epoch: int, known: Mapping[str, set[str]]
+) -> Iterator[dg.AssetMaterialization]:
+    """The materializations of an epoch that Dagster does not have."""
+    untold = [node for node in deployment.nodes if key_of(epoch) not in known.get(node.name, ())]
+    if not untold:
+        return
+    manifest = engine.manifest(epoch, state)
+    for node in untold:
+        yield dg.AssetMaterialization(
+            deployment.specs[node.name].key,
+            description="Reported from the pipeline's log.",
+            metadata=metadata_of(node, manifest),
+            partition=key_of(epoch),
+        )
 
 
 def _materialized(instance: dg.DagsterInstance, deployment: Deployment, epochs: EpochSet) -> dict[str, set[str]]:

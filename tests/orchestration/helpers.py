@@ -281,9 +281,12 @@ def why(result: dg.ExecuteInProcessResult) -> str:
 
 
 def why_of(events: Sequence[dg.DagsterEvent]) -> str:
-    [failure] = [event.step_failure_data for event in events if event.event_type is dg.DagsterEventType.STEP_FAILURE]
-    assert failure.user_failure_data, failure.error
-    return str(failure.user_failure_data.description)
+    """The sentence of the first step that failed; steps beside it may have found out that there was no use any more."""
+    failures = [event.step_failure_data for event in events if event.event_type is dg.DagsterEventType.STEP_FAILURE]
+    assert failures[0].user_failure_data, failures[0].error
+    sentence = str(failures[0].user_failure_data.description)
+    assert "\n" not in sentence
+    return sentence
 
 
 def create_object(pipeline: Pipeline, path: Any, data: bytes) -> None:

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from arroyo_dagster import Pipeline
+from arroyo_dagster.errors import StorageError
 from arroyo_dagster.log import open_store
 from arroyo_dagster.log.entries import (
     CheckpointAborted,
@@ -19,7 +20,7 @@ from arroyo_dagster.log.entries import (
     SinksFailed,
     StopRequested,
 )
-from arroyo_dagster.model import ObjectPath
+from arroyo_dagster.model import EpochSet, ObjectPath
 from arroyo_dagster.orchestration.metadata import KEYS
 from arroyo_dagster.sinks import ParquetSink
 from arroyo_dagster.testing import InProcessEngine
@@ -153,6 +154,15 @@ class TestWrongPartition:
             "ones to replay them"
         )
 
+    def test_of_an_epoch_that_exists_replays_it(self, daemon: Daemon, tmp_path: Path) -> None:
+        take(daemon.pipeline, 2)
+        shown = output(tmp_path)
+        assert daemon.run("checkpoint", "00000002").success
+        assert facts(daemon.pipeline)[-2:] == ["ReplayStarted", "ReplayFinished"]
+        assert state_of(daemon.pipeline).verified == EpochSet.of([2])
+        assert output(tmp_path) == shown
+        assert {key for keys in daemon.materialized().values() for key in keys} == {"00000002"}
+
     def test_of_an_epoch_that_cleaning_has_removed(self, daemon: Daemon) -> None:
         take(daemon.pipeline, 3)
         assert daemon.run("cleanup", config={"keep_last": 1}).success  # and epoch 2, which a replay would start from
@@ -165,7 +175,9 @@ class TestFailure:
         (tmp_path / FLAG).touch()
         return Daemon(instance, pipeline_in(tmp_path, operator=FragileTotal(tmp_path / FLAG)))
 
-    def test_of_a_stage_is_one_sentence_an_abort_in_the_log_and_no_materialization(self, daemon: Daemon) -> None:
+    def test_of_a_stage_is_one_sentence_and_leaves_no_trace_but_an_abort_that_another_attempt_follows(
+        self, daemon: Daemon, tmp_path: Path
+    ) -> None:
         result = daemon.launch(daemon.requested())
         assert re.fullmatch(
             r"operator 'totals', subtask \d: process_batch raised ZeroDivisionError: as it was told", why(result)
@@ -175,9 +187,6 @@ class TestFailure:
         assert isinstance(aborted, CheckpointAborted)
         assert aborted.reason == why(result)
         assert daemon.materialized() == everywhere()
-
-    def test_is_followed_by_an_attempt_that_the_controller_asks_for(self, daemon: Daemon, tmp_path: Path) -> None:
-        daemon.launch(daemon.requested())
         (tmp_path / FLAG).unlink()
         assert daemon.launch(daemon.requested()).success
         begun = [entry.fact for entry in history(daemon.pipeline) if isinstance(entry.fact, CheckpointStarted)]
@@ -190,8 +199,13 @@ class TestFailure:
 def fragile_pipeline(directory: str) -> Pipeline:
     """Dagster takes its stages in the order of their names: raw and stats, and then totals, which may fail."""
     place = Path(directory)
-    sink = FragileSink(str(place / "out" / "running"), place / WAREHOUSE)
-    return pipeline_in(place, operator=FragileTotal(place / FLAG), sink=sink)
+    sink, source = FragileSink(str(place / "out" / "running"), place / WAREHOUSE), MeddledSource(ROWS, CUTS)
+    source.meddler = directory
+    return pipeline_in(place, source=source, operator=FragileTotal(place / FLAG), sink=sink)
+
+
+def fail() -> None:
+    raise StorageError("the source is not there")
 
 
 def fragile_job(directory: str) -> dg.JobDefinition:
@@ -261,31 +275,29 @@ class TestReexecution:
     def test_after_somebody_else_has_taken_the_epoch_is_refused(
         self, daemon: Daemon, again: Any, tmp_path: Path
     ) -> None:
-        (tmp_path / FLAG).touch()
+        MEDDLERS[str(tmp_path)] = fail
         failed = daemon.launch(daemon.requested())
-        (tmp_path / FLAG).unlink()
+        assert why(failed) == "the source is not there"
         take(daemon.pipeline)
         before = state_of(daemon.pipeline)
         with again(failed.run_id) as result:
             assert not result.success
-            failures = [event for event in result.all_events if event.is_step_failure]
-            assert why_of(failures[:1]) == "epoch 1 was completed by attempt 2; there is nothing left to do"
+            assert why_of(result.all_events) == "epoch 1 was completed by attempt 2; there is nothing left to do"
         assert state_of(daemon.pipeline) == before
         assert output(tmp_path) == expected_output(tmp_path / "undisturbed", 1)
 
     def test_of_a_run_that_is_long_gone_finds_nothing_to_go_on_with(
         self, daemon: Daemon, again: Any, tmp_path: Path
     ) -> None:
-        (tmp_path / FLAG).touch()
+        MEDDLERS[str(tmp_path)] = fail
         failed = daemon.launch(daemon.requested())
-        (tmp_path / FLAG).unlink()
+        assert why(failed) == "the source is not there"
         store = open_store(str(daemon.pipeline.state_url)).below("p")
         for path in handovers(daemon.pipeline):
             store.delete(ObjectPath(path))
         with again(failed.run_id) as result:
-            failures = [event for event in result.all_events if event.is_step_failure]
             assert f"what p_epoch.begin_epoch of run {failed.run_id[:8]} left is no longer there" in why_of(
-                failures[:1]
+                result.all_events
             )
         assert "CheckpointCompleted" not in facts(daemon.pipeline)
 
@@ -341,8 +353,7 @@ class TestTwoRunsAtOnce:
         MEDDLERS[str(tmp_path)] = lambda: in_thread(give_up_and_start_over)
         first = daemon.launch(daemon.requested())
         assert others[0].success
-        failures = [event for event in first.all_events if event.is_step_failure]
-        assert why_of(failures[:1]) == "epoch 1 was completed by attempt 2; there is nothing left to do"
+        assert why(first) == "epoch 1 was completed by attempt 2; there is nothing left to do"
         self.nothing_is_doubled(daemon, tmp_path)
 
     def nothing_is_doubled(self, daemon: Daemon, tmp_path: Path) -> None:

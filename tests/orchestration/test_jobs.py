@@ -11,6 +11,7 @@ import pytest
 from arroyo_dagster import Retention
 from arroyo_dagster.errors import StorageError
 from arroyo_dagster.log import Mode
+from arroyo_dagster.log.entries import CleanupAborted
 from arroyo_dagster.log.store import ObjectStorage
 from arroyo_dagster.model import EpochSet, ObjectPath
 from arroyo_dagster.testing import Crash, InProcessEngine
@@ -251,8 +252,9 @@ class TestCleanup:
             assert not daemon.run("cleanup", config={}).success
         assert state_of(daemon.pipeline).kept == EpochSet.of([3, 4, 5])
         assert manifests(files_in(tmp_path)) == {1, 2, 3, 4, 5}
-        wait = why(daemon.run("cleanup", config={}))
-        assert "cleaning has failed once, the last time because Crash: the process is killed; waiting" in wait
+        aborted = history(daemon.pipeline)[-1].fact
+        assert isinstance(aborted, CleanupAborted)
+        assert aborted.reason == "Crash: the process is killed"
         time.sleep(0.6)  # the back-off
         assert daemon.run("cleanup", config={}).success
         assert manifests(files_in(tmp_path)) == {3, 4, 5}

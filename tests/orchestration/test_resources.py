@@ -1,4 +1,4 @@
-"""A Spark that cannot be had: each reason is one sentence in the run, and the attempt is given up."""
+"""The Spark that runs are given; or a sentence that says why there is none, and an attempt that is given up."""
 
 import os
 import shutil
@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import dagster as dg
 import pytest
+from pyspark.sql import SparkSession
+
+from arroyo_dagster import SparkResource
 
 RUN = """
 import sys
@@ -78,3 +82,19 @@ def test_is_one_sentence_in_the_run(tmp_path: Path, spark: dict[str, str], java:
     assert said == sentence
     assert entries == ["PipelineCreated", "CheckpointStarted", "CheckpointAborted"]
     assert "secret" not in run.stdout + run.stderr
+
+
+def test_without_a_word_it_is_the_one_of_the_process_and_lives_on_after_the_run(spark: SparkSession) -> None:
+    seen: list[SparkSession] = []
+
+    @dg.op
+    def use(arroyo_spark: SparkResource) -> None:
+        seen.extend([arroyo_spark.session(), arroyo_spark.session()])
+
+    @dg.job(resource_defs={"arroyo_spark": SparkResource()})
+    def job() -> None:
+        use()
+
+    assert job.execute_in_process().success
+    assert seen == [spark, spark]
+    assert spark.range(3).count() == 3

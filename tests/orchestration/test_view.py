@@ -6,8 +6,10 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
+from arroyo_dagster.engine import Engine
+from arroyo_dagster.log import PipelineState
 from arroyo_dagster.log.entries import Rewound
-from arroyo_dagster.model import EpochSet
+from arroyo_dagster.model import EpochSet, Manifest
 from arroyo_dagster.orchestration.deployment import epoch_of, key_of
 from arroyo_dagster.orchestration.view import View
 from arroyo_dagster.testing import InProcessEngine
@@ -103,6 +105,24 @@ def test_a_dagster_that_knows_nothing_learns_all_that_is_kept(
     assert [len(tick.reported) for tick in ticks] == [20 * len(ASSETS), 7 * len(ASSETS), 0]  # so that ticks stay short
     assert newcomer.materialized() == everywhere(*range(1, epochs + 1)) == daemon.materialized()
     assert newcomer.keys() == daemon.keys() == [key_of(epoch) for epoch in range(1, epochs + 1)]
+
+
+def test_a_manifest_is_read_once_and_only_if_there_is_something_to_report(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(daemon.pipeline, 3)
+    read, manifest = list[int](), Engine.manifest
+
+    def counted(self: Engine, epoch: int, state: PipelineState | None = None) -> Manifest:
+        read.append(epoch)
+        return manifest(self, epoch, state)
+
+    monkeypatch.setattr(Engine, "manifest", counted)
+    daemon.tick()
+    assert read == [1, 2, 3]
+    daemon.cursor = None
+    daemon.tick()
+    assert read == [1, 2, 3]
 
 
 def test_an_instance_that_has_lost_half_of_it_is_told_the_rest(daemon: Daemon) -> None:
