@@ -35,18 +35,22 @@ def build_definitions(
     state_url: str | None = None,
     spark: SparkResource | None = None,
     translator: Translator | None = None,
+    executor: dg.ExecutorDefinition | None = dg.in_process_executor,
 ) -> dg.Definitions:
     """Everything that Dagster needs to operate pipelines: assets, jobs, a sensor and a schedule for each.
 
     State lies below `state_url`, unless a pipeline has its own; without either, below what the environment's
     ARROYO_STATE_URL says, or `.arroyo`. Epochs run on `spark`, by default one inside the run's process. A `translator`
     changes how nodes look as assets. Nothing is opened or started. `dg.Definitions.merge` adds definitions of your own.
+
+    `executor` is for runs that are launched from assets. In one process, all ops of a run share its Spark, which
+    otherwise each of them would have to start. None leaves it to the definitions that these are merged with.
     """
     names = Counter(pipeline.name for pipeline in pipelines)
     if twice := [name for name, count in names.items() if count > 1]:
         raise ConfigurationError(f"there are two pipelines named {twice[0]!r}: give one of them another name")
     parts = [_definitions(pipeline, state_url, translator or Translator()) for pipeline in pipelines]
-    return dg.Definitions.merge(dg.Definitions(resources={SPARK: spark or SparkResource()}), *parts)
+    return dg.Definitions.merge(dg.Definitions(resources={SPARK: spark or SparkResource()}, executor=executor), *parts)
 
 
 def _definitions(pipeline: Pipeline, state_url: str | None, translator: Translator) -> dg.Definitions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from multiprocessing import parent_process
 
 import dagster as dg
 import pendulum
@@ -52,7 +53,12 @@ def bury_the_gone(instance: dg.DagsterInstance, deployment: Deployment) -> None:
 
 
 def claim(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
-    """Note which process a run is, so that others see when it is gone."""
+    """Note which process a run is, so that others see when it is gone.
+
+    Some executors give each step a process of its own, which says nothing about the run when it ends.
+    """
+    if parent_process() is not None:
+        return
     instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id}/{own_run_id()}"})
 
 

@@ -45,6 +45,10 @@ class TestOfOnePipeline:
             assert definitions.resolve_job_def(name).tags["arroyo_dagster/pipeline"] == "p"
             assert definitions.resolve_job_def(name).description
 
+    def test_what_is_launched_from_an_asset_runs_in_one_process_like_the_job(self, definitions: dg.Definitions) -> None:
+        for job in (definitions.resolve_implicit_global_asset_job_def(), definitions.resolve_job_def("p_checkpoint")):
+            assert job.executor_def.name == "in_process"
+
     def test_the_controller_is_on_from_the_beginning_and_looks_often_enough(self, definitions: dg.Definitions) -> None:
         sensor = definitions.resolve_sensor_def("p_controller")
         assert sensor.default_status is dg.DefaultSensorStatus.RUNNING
