@@ -239,14 +239,19 @@ class Engine:
     def go_on(self, attempt: Attempt, *, again: bool) -> Attempt | Wait:
         """Return an attempt that can still be completed, and to which what stages of `attempt` have made belongs.
 
-        That is `attempt` itself while it is in flight, and when it is complete. If it was given up, and nothing else
-        has come of its epoch, it is with `again` a new attempt with the same parent and plan.
+        That is `attempt` itself while it is in flight, and when it is complete. `again` says that the run that began it
+        has ended: then, if nothing else has come of its epoch, it is a new attempt with the same parent and plan.
         """
         state, epoch = self.state(), attempt.barrier.epoch
         if begun := self.begun(state):
             return replace(attempt, barrier=begun.barrier, number=begun.number)
-        if self._is_in_flight(attempt, state) or self._is_complete(attempt, state):
+        if self._is_complete(attempt, state):
             return attempt
+        if self._is_in_flight(attempt, state):
+            if not again:
+                return attempt
+            self.give_up(attempt, "its run has ended, and another one goes on")
+            state = self.state()
         if epoch in state.line:
             return Wait(
                 f"epoch {epoch} was completed by attempt {state.attempt_of(epoch)}; there is nothing left to do"

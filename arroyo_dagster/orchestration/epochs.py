@@ -117,8 +117,10 @@ def compared(
         yield replay_result(key, state)
     refuse_differences(deployment, replays)
     for node in deployment.nodes:
-        yield dg.Output(None, node.name, metadata=VERIFIED)
-    yield from verified(deployment, replays)
+        of_only = metadata_of(node, replays[0].manifest) if len(replays) == 1 else {}
+        yield dg.Output(None, node.name, metadata=of_only | VERIFIED)
+    if len(replays) > 1:
+        yield from verified(deployment, replays)
 
 
 def verified(deployment: Deployment, replays: Sequence[Replayed]) -> Iterator[dg.AssetMaterialization]:

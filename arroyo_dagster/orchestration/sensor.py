@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import dagster as dg
 import pendulum
 
-from arroyo_dagster.controller import RecoverSinks, StartCheckpoint, Wait, hold_back
+from arroyo_dagster.controller import RecoverSinks, Run, RunKind, StartCheckpoint, Wait, hold_back
 from arroyo_dagster.errors import ArroyoDagsterError
 from arroyo_dagster.log.state import Failures, PipelineState
 from arroyo_dagster.orchestration.deployment import PIPELINE_TAG, Deployment, key_of
@@ -17,6 +17,7 @@ from arroyo_dagster.orchestration.view import View, changes
 WORK_TAG = "arroyo_dagster/work"
 """What a run was launched for. Dagster never launches a run key twice, so each try's names the run before it."""
 
+_REPORTING = {RunKind.CHECKPOINT, RunKind.REPLAY}  # a run whose epoch is committed looks like a replay of it
 _SHORTEST, _LONGEST = 5, 30  # seconds between two ticks
 
 
@@ -28,7 +29,7 @@ def controller_sensor(
 
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         try:
-            return tick(deployment, context.instance, context.cursor)
+            return tick(deployment, context.instance, context.cursor, context.log.warning)
         except ArroyoDagsterError as error:
             raise error.with_traceback(None) from None
 
@@ -44,14 +45,25 @@ def controller_sensor(
     )
 
 
-def tick(deployment: Deployment, instance: dg.DagsterInstance, cursor: str | None) -> dg.SensorResult:
+def tick(
+    deployment: Deployment, instance: dg.DagsterInstance, cursor: str | None, warn: Callable[[str], None]
+) -> dg.SensorResult:
     """Look, decide, and say what Dagster has to do."""
     bury_the_gone(instance, deployment)
     engine = deployment.engine("controller")
-    decision = engine.settle(lambda state: live_runs(instance, deployment, state))
+    runs: list[Run] = []
+
+    def look(state: PipelineState) -> list[Run]:
+        runs[:] = live_runs(instance, deployment, state)
+        return runs
+
+    decision = engine.settle(look)
     state = engine.created() if isinstance(decision, StartCheckpoint) else engine.state()
     request = _request(deployment, instance, state, decision)
-    news = changes(instance, deployment, engine, state, View.of(cursor))
+    busy = any(run.kind in _REPORTING for run in runs)
+    news = changes(instance, deployment, engine, state, View.of(cursor), head_is_reported=busy)
+    for problem in news.problems:
+        warn(problem)
     added = {
         *news.add,
         *([request.partition_key] if isinstance(request, dg.RunRequest) and request.partition_key else []),

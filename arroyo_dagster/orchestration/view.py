@@ -57,23 +57,41 @@ class Changes:
     add: tuple[str, ...] = ()
     delete: tuple[str, ...] = ()
     events: tuple[dg.AssetMaterialization, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 def changes(
-    instance: dg.DagsterInstance, deployment: Deployment, engine: Engine, state: PipelineState, view: View
+    instance: dg.DagsterInstance,
+    deployment: Deployment,
+    engine: Engine,
+    state: PipelineState,
+    view: View,
+    *,
+    head_is_reported: bool = False,
 ) -> Changes:
-    """Compare the view with the log. At most so many epochs are reported at once, the oldest first."""
+    """Compare the view with the log. At most so many epochs are reported at once, the oldest first.
+
+    `head_is_reported` says that a run may be about to report the head itself. An epoch whose manifest is lost is a
+    problem to be told of, and nothing that should hold up the pipeline.
+    """
     gone = view.epochs - state.kept
     if view.life != state.life:
         view = View(state.life or view.life, EpochSet(), state.last_epoch if view.life else 0)
-    new = EpochSet.of(islice(state.kept - view.epochs - state.needed_by_sinks, _AT_ONCE))
+    later = EpochSet.of([state.head]) if head_is_reported and state.head else EpochSet()
+    new = EpochSet.of(islice(state.kept - view.epochs - state.needed_by_sinks - later, _AT_ONCE))
     known = _materialized(instance, deployment, new.after(view.anew))
-    events = [event for epoch in new for event in _reported(deployment, engine, state, epoch, known)]
+    events, problems = list[dg.AssetMaterialization](), list[str]()
+    for epoch in new:
+        try:
+            events += _reported(deployment, engine, state, epoch, known)
+        except DamagedObjectError as error:
+            problems.append(str(error))
     return Changes(
         replace(view, epochs=(view.epochs & state.kept) | new),
         tuple(map(key_of, new)),
         tuple(map(key_of, gone)),
         tuple(events),
+        tuple(problems),
     )
 
 

@@ -171,6 +171,25 @@ def test_epochs_that_a_rewind_has_superseded_stay_until_they_are_cleaned(daemon:
     assert daemon.tick().reported == [(asset, "00000004") for asset in ASSETS]
 
 
+def test_an_epoch_whose_run_may_still_report_it_is_left_to_that(daemon: Daemon) -> None:
+    take(daemon.pipeline, 2)
+    run = daemon.launched(epoch=2)
+    assert {partition for _, partition in daemon.tick().reported} == {"00000001"}
+    daemon.instance.report_run_failed(run)
+    assert {partition for _, partition in daemon.tick().reported} == {"00000002"}
+
+
+def test_a_lost_manifest_holds_nothing_up(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    daemon = Daemon(instance, pipeline_in(tmp_path))
+    take(daemon.pipeline, 2)
+    path = tmp_path / "state" / "p" / state_of(daemon.pipeline).manifest_of(1)
+    path.unlink()
+    tick = daemon.tick()
+    assert tick.request
+    assert {partition for _, partition in tick.reported} == {"00000002"}
+    assert daemon.keys()[:2] == ["00000001", "00000002"]
+
+
 class TestNewLife:
     def begin_anew(self, daemon: Daemon, tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "state")
