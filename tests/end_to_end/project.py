@@ -31,8 +31,8 @@ _SELECTOR = {"repositoryLocationName": "auctions", "repositoryName": "__reposito
 _CONTROLLER = {**_SELECTOR, "sensorName": "auctions_controller"}
 _ENDED = {"SUCCESS", "FAILURE", "CANCELED"}
 
-_RUNS = """query ($limit: Int) { runsOrError(limit: $limit) { ... on Runs { results {
-    runId jobName status tags { key value } stepStats { stepKey status } } } } }"""
+_RUNS = """query ($filter: RunsFilter, $limit: Int) { runsOrError(filter: $filter, limit: $limit) { ... on Runs {
+    results { runId jobName status tags { key value } stepStats { stepKey status } } } } }"""
 _TICKS = """query ($sensor: SensorSelector!) { sensorOrError(sensorSelector: $sensor) { ... on Sensor {
     sensorState { ticks(limit: 100) { status skipReason runIds error { message } } } } } }"""
 _ASSET = """query ($key: AssetKeyInput!) { assetNodeOrError(assetKey: $key) { ... on AssetNode {
@@ -88,17 +88,21 @@ class Project:
         assert run.returncode == 0, run.stderr
         return json.loads(run.stdout)
 
-    def runs(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Runs, the newest first, each with its tags and the status of its steps by name."""
-        runs = self.server.ask(_RUNS, limit=limit)["runsOrError"]["results"]
-        for run in runs:
+    def runs(self, limit: int | None = None, **filter: Any) -> list[dict[str, Any]]:
+        """Checkpoint runs, the newest first, each with its tags and the status of its steps by name.
+
+        Whenever the clock says so there is a cleaning among all runs, so the others are not asked for.
+        """
+        runs = self.server.ask(_RUNS, filter=filter or {"pipelineName": "auctions_checkpoint"}, limit=limit)
+        for run in runs["runsOrError"]["results"]:
             run["tags"] = {tag["key"]: tag["value"] for tag in run["tags"]}
             run["steps"] = {step["stepKey"].rpartition(".")[2]: step["status"] for step in run["stepStats"]}
-        return list(runs)
+        return list(runs["runsOrError"]["results"])
 
     def run(self, run_id: str) -> dict[str, Any]:
-        """One run."""
-        return next(run for run in self.runs() if run["runId"] == run_id)
+        """One run, of whatever job."""
+        [run] = self.runs(runIds=[run_id])
+        return run
 
     def ticks(self) -> list[dict[str, Any]]:
         """The controller's last ticks, the newest first."""
