@@ -70,7 +70,7 @@ def _begin_op(deployment: Deployment) -> dg.OpDefinition:
         "what to read; or, for partitions that exist, a replay of each.",
     )
     def begin_epoch(context: dg.OpExecutionContext) -> list[Attempt]:
-        claim(context.instance, context.run)
+        claim(context)
         with in_a_sentence():
             attempts = begin(deployment.engine_of(context), deployment, context)
         for attempt in attempts:

@@ -46,7 +46,7 @@ def go_on(engine: Engine, context: dg.OpExecutionContext, attempts: Sequence[Att
     """The attempts of this run, which others may have given up; if it is a re-execution, it begins new ones then."""
     again, current = context.run.parent_run_id is not None, []
     if again:
-        claim(context.instance, context.run)
+        claim(context)
     for attempt in attempts:
         found = (
             go_on_replay(engine, attempt, again=again, run_id=context.run_id)

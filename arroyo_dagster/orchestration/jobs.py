@@ -127,7 +127,7 @@ def rewind_job(deployment: Deployment) -> dg.JobDefinition:
 
     @dg.op(name=f"{deployment.name}_rewind_to_epoch")
     def rewind_to(context: dg.OpExecutionContext, config: RewindConfig) -> None:
-        claim(context.instance, context.run)
+        claim(context)
         with in_a_sentence():
             engine = deployment.engine_of(context)
             superseded = engine.state().line.after(config.epoch)
@@ -145,7 +145,7 @@ def replay_job(deployment: Deployment) -> dg.JobDefinition:
 
     @dg.op(name=f"{deployment.name}_replay_epochs", required_resource_keys={SPARK}, out={})
     def replay_epochs(context: dg.OpExecutionContext, config: ReplayConfig) -> Iterator[object]:
-        claim(context.instance, context.run)
+        claim(context)
         with in_a_sentence():
             engine = deployment.engine_of(context)
             replays = _replay(deployment, engine, context, config.chosen)
@@ -164,7 +164,7 @@ def cleanup_job(deployment: Deployment) -> dg.JobDefinition:
 
     @dg.op(name=f"{deployment.name}_clean_up")
     def clean_up(context: dg.OpExecutionContext, config: CleanupConfig) -> None:
-        claim(context.instance, context.run)
+        claim(context)
         with in_a_sentence():
             retention = config.retention(deployment.pipeline.retention)
             done = _clean(deployment, context, retention, dry_run=config.dry_run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from multiprocessing import parent_process
 
 import dagster as dg
 import pendulum
@@ -52,14 +51,13 @@ def bury_the_gone(instance: dg.DagsterInstance, deployment: Deployment) -> None:
             )
 
 
-def claim(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+def claim(context: dg.OpExecutionContext) -> None:
     """Note which process a run is, so that others see when it is gone.
 
-    Some executors give each step a process of its own, which says nothing about the run when it ends.
+    Only the executor that is in the run's process tells; of the others, each step may be in one of its own.
     """
-    if parent_process() is not None:
-        return
-    instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id}/{own_run_id()}"})
+    if context.job_def.executor_def.name == dg.in_process_executor.name:
+        context.instance.add_run_tags(context.run_id, {PROCESS_TAG: f"{context.run_id}/{own_run_id()}"})
 
 
 def is_gone(run: dg.DagsterRun) -> bool:
