@@ -8,7 +8,7 @@ import pytest
 from tests.end_to_end.project import Project
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # it must not go on beside the tests of other packages
 def project(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Project]:
     """A project whose sensor has taken three epochs by itself, and goes on. More of them make better pictures."""
     epochs = 8 if "ARROYO_SCREENSHOTS" in os.environ else 3
