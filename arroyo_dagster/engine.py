@@ -377,7 +377,7 @@ class Engine:
     @staticmethod
     def _is_complete(attempt: Attempt, state: PipelineState) -> bool:
         epoch = attempt.barrier.epoch
-        return epoch in state.line and state.attempt_of(epoch) == attempt.number
+        return epoch in state.live and state.attempt_of(epoch) == attempt.number
 
     def replay_of(self, manifest: Manifest, number: int, state: PipelineState) -> Attempt:
         """A replay of an epoch: the same barrier, parent, plan and parallelism."""

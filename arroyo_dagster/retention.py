@@ -66,8 +66,8 @@ def plan_cleanup(state: PipelineState, manifests: Iterable[Manifest], policy: Re
     """Plan a cleaning.
 
     `manifests` are all that lie on storage, those of removed epochs and of dead attempts among them. No file
-    is in the plan that a kept manifest names, that the attempt in flight has written, or that a compaction has made
-    for the next epoch.
+    is in the plan that a kept manifest names, that an attempt at the next epoch has written, or that a compaction has
+    made for it.
     """
     found = {(manifest.epoch, manifest.attempt): manifest for manifest in manifests}
     reasons: dict[int, list[str]] = defaultdict(list)
@@ -86,8 +86,8 @@ def plan_cleanup(state: PipelineState, manifests: Iterable[Manifest], policy: Re
             f"{names.manifest(*lost[0])}, the manifest of epoch {lost[0][0]}, is lost, so that nobody knows what the "
             "epoch needs: restore it before cleaning"
         )
-    if state.in_flight:
-        stays.add((state.in_flight.started.barrier.epoch, state.in_flight.started.attempt))
+    if state.plan is not None:  # an attempt is in flight, or one may yet go on with what a dead one has made
+        stays |= {key for key in found if key[0] == state.next_epoch}
     named = {file.path for key in stays & found.keys() for file in found[key].files}
     named |= {file.path for compaction in state.compactions for file in compaction.by}
     goes = sorted(found.keys() - stays)

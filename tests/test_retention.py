@@ -263,14 +263,17 @@ class TestFiles:
         del world.manifests[2, 1]
         assert 2 in world.plan(Retention(keep_last=1, hourly=1)).removes
 
-    def test_of_the_attempt_in_flight_stay(self) -> None:
+    def test_of_attempts_at_the_next_epoch_stay_for_one_may_go_on_with_them(self) -> None:
         world = hourly_world(3)
         world.die()
+        assert world.plan(self.LAST).manifests == (names.manifest(1, 1),)
         world.attempt()
         plan = world.plan(self.LAST)
-        assert names.manifest(4, 1) in plan.manifests
-        assert names.manifest(4, 2) not in plan.manifests
-        assert f"{names.attempt(4, 2)}/state/new.parquet" not in {one.path for one in plan.files}
+        assert plan.manifests == (names.manifest(1, 1),)
+        assert not {one.path for one in plan.files} & {f"{names.attempt(4, n)}/state/new.parquet" for n in (1, 2)}
+        world.state = after(world.state, aborted(world.state))
+        world.rewind(2)
+        assert {names.manifest(4, 1), names.manifest(4, 2)} <= {*world.plan(self.LAST).manifests}
 
     def test_that_a_killed_cleaning_left_go_with_the_next(self) -> None:
         world = World()
@@ -339,6 +342,9 @@ def check_plan(world: World, policy: Retention) -> None:
     for epoch in plan.kept:
         assert goes.isdisjoint(one.path for one in world.manifest(epoch).files)
     assert goes.isdisjoint(one.path for one in world.live_files())
+    if state.plan:
+        next_one = [world.manifests[key] for key in world.manifests if key[0] == state.next_epoch]
+        assert goes.isdisjoint(one.path for manifest in next_one for one in manifest.files)
     assert plan.removes | EpochSet.of(plan.kept) == state.kept
     assert not plan.removes & EpochSet.of(plan.kept)
     assert {*state.pins, *state.needed_by_sinks, *([state.head] if state.head else [])} <= plan.kept.keys()
@@ -352,6 +358,7 @@ def test_nothing_that_a_kept_epoch_needs_is_ever_deleted(history: list[tuple[obj
     for step in history:
         take(world, step)
         assert world.missing() == []
+    world.epoch()  # nothing can go on any more with what dead attempts have left
     world.clean(Retention(keep_last=1))
     # No garbage stays either, but for files of compactions that a rewind made pointless.
     named = {one.path for epoch in world.state.kept for one in world.manifest(epoch).files}

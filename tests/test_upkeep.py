@@ -11,9 +11,11 @@ from arroyo_dagster.engine import Engine
 from arroyo_dagster.errors import DamagedObjectError, StorageError
 from arroyo_dagster.log.entries import EpochPinned, ReplayStarted
 from arroyo_dagster.log.store import ObjectStorage
-from arroyo_dagster.model import EpochSet, ObjectPath
+from arroyo_dagster.model import EpochSet, Manifest, ObjectPath
 from arroyo_dagster.retention import Retention
 from arroyo_dagster.sinks import ParquetSink
+from arroyo_dagster.spark.plans import Attempt
+from arroyo_dagster.spark.reports import StageReport
 from arroyo_dagster.testing import Crash, InProcessEngine, TableSource
 from arroyo_dagster.upkeep import Cleaned, clean, may_clean, plan, rewind
 from tests.engine.operators import RunningTotal
@@ -64,6 +66,16 @@ def needed(engine: Engine) -> set[str]:
         for epoch in state.kept
         for path in (state.manifest_of(epoch), *(file.path for file in engine.manifest(epoch).files))
     }
+
+
+def staged(engine: InProcessEngine) -> tuple[Attempt, list[StageReport]]:
+    """An attempt of which every stage is done."""
+    attempt = engine.begin()
+    assert isinstance(attempt, Attempt)
+    reports: dict[str, StageReport] = {}
+    for stage in engine.stages:
+        reports[stage.name] = engine.run_stage(attempt, stage.name, reports)
+    return attempt, [*reports.values()]
 
 
 class TestPlan:
@@ -129,6 +141,37 @@ class TestClean:
         assert len(dead) > 1
         cleaned(engine)
         assert objects(tmp_path) == needed(engine)
+
+    def test_leaves_what_a_re_execution_may_go_on_with(self, engine: InProcessEngine, tmp_path: Path) -> None:
+        def die(step: str) -> None:
+            if step == "manifest":
+                raise Crash("the process is killed")
+
+        attempt, reports = staged(engine_in(tmp_path, "run 1"))
+        with pytest.raises(Crash):
+            engine_in(tmp_path, "run 1", die).complete(attempt, reports)
+        engine.give_up(attempt, "its run is gone")
+        cleaned(engine)
+        again = engine_in(tmp_path, "run 2")
+        retry = again.go_on(attempt, again=True)
+        assert isinstance(retry, Attempt)
+        assert isinstance(again.complete(retry, reports), Manifest)
+        again.publish()
+        assert again.verify() == []
+        cleaned(engine)
+        assert objects(tmp_path) == needed(engine)
+
+    def test_of_an_epoch_does_not_let_a_dead_attempt_at_it_pass_for_complete(
+        self, engine: InProcessEngine, tmp_path: Path
+    ) -> None:
+        dead, _ = staged(engine_in(tmp_path, "run 1"))
+        engine.give_up(dead, "its run is gone")
+        take_epochs(engine, 4)
+        assert engine.state().attempt_of(6) == 2
+        cleaned(engine)
+        late = engine_in(tmp_path, "run 1").go_on(dead, again=False)
+        assert isinstance(late, Wait)
+        assert "there is nothing left to do" in late.reason
 
     def test_that_was_cleaned_before_does_nothing(self, engine: InProcessEngine, tmp_path: Path) -> None:
         cleaned(engine)
