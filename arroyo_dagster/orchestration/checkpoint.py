@@ -94,10 +94,11 @@ def _stage_op(deployment: Deployment, stage: Stage) -> dg.OpDefinition:
         reports = []
         with in_a_sentence():
             engine = deployment.engine_of(context)
-            for number, current in enumerate(go_on(engine, context, attempts)):
+            current = go_on(engine, context, attempts)
+            for number, attempt in enumerate(current):
                 before = {origin: of_stage[number] for origin, of_stage in earlier.items()}
-                with giving_up(engine, attempts):
-                    reports.append(engine.run_stage(current, stage.name, before))
+                with giving_up(engine, current):
+                    reports.append(engine.run_stage(attempt, stage.name, before))
                 context.log.info(_told(reports[-1]))
         return reports
 

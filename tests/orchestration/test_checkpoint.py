@@ -255,6 +255,16 @@ class TestReexecution:
         assert InProcessEngine(daemon.pipeline).verify() == []
         assert daemon.tick().reported == []
 
+    def test_that_fails_again_gives_its_own_attempt_up_and_says_why(
+        self, daemon: Daemon, again: Any, tmp_path: Path
+    ) -> None:
+        (tmp_path / FLAG).touch()
+        failed = daemon.launch(daemon.requested())
+        with again(failed.run_id) as result:
+            assert not result.success
+        aborted = [entry.fact for entry in history(daemon.pipeline) if isinstance(entry.fact, CheckpointAborted)]
+        assert [(fact.attempt, "as it was told" in fact.reason) for fact in aborted] == [(1, True), (2, True)]
+
     def test_of_a_run_whose_sink_failed_publishes_and_materializes(
         self, daemon: Daemon, again: Any, tmp_path: Path
     ) -> None:
