@@ -78,7 +78,8 @@ def changes(
     if view.life != state.life:
         view = View(state.life or view.life, EpochSet(), state.last_epoch if view.life else 0)
     later = EpochSet.of([state.head]) if head_is_reported and state.head else EpochSet()
-    new = EpochSet.of(islice(state.kept - view.epochs - state.needed_by_sinks - later, _AT_ONCE))
+    unknown = state.kept - view.epochs - state.needed_by_sinks - later
+    new = EpochSet.of(islice(unknown, _AT_ONCE))
     known = _materialized(instance, deployment, new.after(view.anew))
     events, problems = list[dg.AssetMaterialization](), list[str]()
     for epoch in new:
@@ -88,7 +89,7 @@ def changes(
             problems.append(str(error))
     return Changes(
         replace(view, epochs=(view.epochs & state.kept) | new),
-        tuple(map(key_of, new)),
+        tuple(map(key_of, unknown)),  # all at once: to Dagster, keys are in the order in which they were added
         tuple(map(key_of, gone)),
         tuple(events),
         tuple(problems),

@@ -107,6 +107,15 @@ def test_a_dagster_that_knows_nothing_learns_all_that_is_kept(
     assert newcomer.keys() == daemon.keys() == [key_of(epoch) for epoch in range(1, epochs + 1)]
 
 
+def test_keys_are_added_in_the_order_of_their_epochs(instance: dg.DagsterInstance, tmp_path: Path) -> None:
+    """In a backfill from one key to another, Dagster takes those that were added in between."""
+    daemon = Daemon(instance, pipeline_in(tmp_path))
+    take(daemon.pipeline, 22)
+    assert daemon.tick().request  # for epoch 23, while not all of those before it are reported
+    daemon.tick()
+    assert list(instance.get_dynamic_partitions("p_epochs")) == [key_of(epoch) for epoch in range(1, 24)]
+
+
 def test_a_manifest_is_read_once_and_only_if_there_is_something_to_report(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
