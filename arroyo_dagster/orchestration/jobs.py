@@ -79,6 +79,7 @@ def publish_job(deployment: Deployment) -> dg.JobDefinition:
     """Bring the sinks up to the head. The sensor launches it when a run has died before it could."""
 
     def publish(context: dg.OpExecutionContext) -> None:
+        claim(context)
         with in_a_sentence():
             engine = deployment.engine_of(context)
             engine.publish()

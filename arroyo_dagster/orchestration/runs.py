@@ -32,23 +32,23 @@ KINDS = {
 
 
 def live_runs(instance: dg.DagsterInstance, deployment: Deployment, state: PipelineState) -> list[Run]:
-    """The runs that have not ended: those of Dagster, and processes outside it that the state names."""
-    outside = [run for run in named_runs(state) if is_process(run.run_id) and lives(run.run_id)]
+    """The runs that have not ended: those of our jobs, and those that the state names, whoever launched them."""
+    named = [run for run in named_runs(state) if _lives(instance, run.run_id)]
     ours = [
         Run(record.dagster_run.run_id, kind, _since(record))
         for record, kind in _unfinished(instance, deployment, state)
         if not is_gone(record.dagster_run)
     ]
-    return [*outside, *ours]
+    return [*named, *ours]
 
 
 def bury_the_gone(instance: dg.DagsterInstance, deployment: Deployment) -> None:
     """Tell Dagster of runs whose process is gone: it would take them to be running for ever."""
     for record, _ in _unfinished(instance, deployment, PipelineState()):
         if is_gone(record.dagster_run):
-            instance.report_run_failed(
-                record.dagster_run, "The run's process is gone: it was killed, or its host died."
-            )
+            run = instance.get_run_by_id(record.dagster_run.run_id)
+            if run and not run.is_finished:  # it may have ended well after we looked at it
+                instance.report_run_failed(run, "The run's process is gone: it was killed, or its host died.")
 
 
 def claim(context: dg.OpExecutionContext) -> None:
@@ -64,6 +64,14 @@ def is_gone(run: dg.DagsterRun) -> bool:
     """Tell whether the process of a run is gone, though Dagster still takes it to be running."""
     owner, _, process = run.tags.get(PROCESS_TAG, "").partition("/")
     return owner == run.run_id and not lives(process)
+
+
+def _lives(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Tell whether a run may still be at work, whatever its job is called."""
+    if is_process(run_id):
+        return lives(run_id)
+    run = instance.get_run_by_id(run_id)
+    return run is not None and not run.is_finished and not is_gone(run)
 
 
 def _unfinished(

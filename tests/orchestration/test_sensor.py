@@ -16,8 +16,9 @@ import pytest
 from arroyo_dagster import CheckpointPolicy
 from arroyo_dagster.log.entries import CheckpointAborted, CheckpointStarted, Resumed, SinksFailed, StopRequested
 from arroyo_dagster.model import EpochSet
+from arroyo_dagster.orchestration import runs
 from arroyo_dagster.orchestration.deployment import key_of
-from arroyo_dagster.orchestration.runs import PROCESS_TAG
+from arroyo_dagster.orchestration.runs import PROCESS_TAG, bury_the_gone
 from arroyo_dagster.orchestration.sensor import WORK_TAG
 from arroyo_dagster.orchestration.view import View
 from arroyo_dagster.processes import own_run_id
@@ -30,6 +31,7 @@ from tests.orchestration.helpers import (
     Daemon,
     begin,
     complete,
+    deployment_of,
     everywhere,
     expected_output,
     facts,
@@ -279,6 +281,36 @@ class TestRunThatDies:
         assert "mend the cause, then resume the pipeline" in str(daemon.tick().reason)
         InProcessEngine(daemon.pipeline).record(Resumed())
         assert "/attempt-3/" in str(daemon.requested().run_key)
+
+
+def test_a_run_that_has_begun_is_seen_whatever_its_job_is_called(daemon: Daemon) -> None:
+    daemon.tick()
+    nightly = dg.define_asset_job("nightly", [dg.AssetKey(["p", name]) for name in ASSETS])
+    definitions = dg.Definitions.merge(daemon.definitions, dg.Definitions(jobs=[nightly]))
+    run = daemon.instance.create_run_for_job(definitions.resolve_job_def("nightly"), status=Status.STARTED)
+    begin(daemon.pipeline, run.run_id)
+    assert f"is being taken by run {run.run_id[:8]}" in str(daemon.tick().reason)
+    daemon.instance.report_run_failed(run)
+    assert f"run {run.run_id[:8]} ended before the epoch was complete" in str(daemon.tick().reason)
+
+
+def test_a_run_that_ends_while_it_is_looked_at_is_not_reported_as_failed(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = daemon.launched("cleanup")
+    daemon.instance.add_run_tags(run.run_id, {PROCESS_TAG: f"{run.run_id}/{DEAD_PROCESS}"})
+
+    def ends(process: str) -> bool:
+        daemon.instance.handle_run_event(
+            run.run_id, dg.DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, run.job_name), None
+        )
+        return False
+
+    monkeypatch.setattr(runs, "lives", ends)
+    bury_the_gone(daemon.instance, deployment_of(daemon.pipeline))
+    ended = daemon.instance.get_run_by_id(run.run_id)
+    assert ended
+    assert ended.status is Status.SUCCESS
 
 
 def test_while_a_run_of_an_attempt_lives_there_is_no_second_request_for_it(daemon: Daemon) -> None:
