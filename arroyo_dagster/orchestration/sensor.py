@@ -100,10 +100,10 @@ def _request(
             what = f"the sinks of epoch {state.head}"
             failed = state.sinks.failures.count if state.sinks else 0
             work, job = f"{state.life}/sinks-{entry}/failed-{failed}", "publish"
-    ended = _launched(instance, work)
-    if wait := hold_back(what, _failures(ended), deployment.pipeline.policy, pendulum.now("UTC")):
+    tried = instance.get_run_records(dg.RunsFilter(tags={WORK_TAG: work}))
+    if wait := hold_back(what, _failures(tried), deployment.pipeline.policy, pendulum.now("UTC")):
         return dg.SkipReason(wait.reason)
-    place = f"after-{ended[0].dagster_run.run_id}" if ended else "first"
+    place = f"after-{tried[0].dagster_run.run_id}" if tried else "first"
     return dg.RunRequest(
         run_key=f"{deployment.name}/{work}/{place}",
         job_name=f"{deployment.name}_{job}",
@@ -112,15 +112,11 @@ def _request(
     )
 
 
-def _launched(instance: dg.DagsterInstance, work: str) -> Sequence[dg.RunRecord]:
-    """The runs that were launched for this and have ended, without a word of it in the log; the last one first."""
-    records = instance.get_run_records(dg.RunsFilter(tags={WORK_TAG: work}))
-    return [record for record in records if record.dagster_run.is_finished]
-
-
-def _failures(ended: Sequence[dg.RunRecord]) -> Failures:
-    if not ended:
+def _failures(tried: Sequence[dg.RunRecord]) -> Failures:
+    """The runs, the last one first, that have ended or are past the time-out without a word of this in the log."""
+    if not tried:
         return Failures()
-    last = ended[0]
+    last = tried[0]
     at = pendulum.from_timestamp(last.end_time) if last.end_time else pendulum.instance(last.create_timestamp)
-    return Failures(len(ended), f"run {last.dagster_run.run_id[:8]} ended before it began", at.in_timezone("UTC"))
+    how = "ended before it began" if last.dagster_run.is_finished else "has not begun within the time-out"
+    return Failures(len(tried), f"run {last.dagster_run.run_id[:8]} {how}", at.in_timezone("UTC"))

@@ -246,6 +246,18 @@ class TestRunThatDies:
         daemon.instance.delete_run(taken[first].run_id)
         assert daemon.requested().run_key != second
 
+    def test_but_not_for_dagster_leaves_no_run_key_that_is_taken(
+        self, instance: dg.DagsterInstance, tmp_path: Path
+    ) -> None:
+        """A machine that goes down before a run has begun leaves one that Dagster takes to be running for ever."""
+        policy = CheckpointPolicy(interval=EAGER.interval, timeout=pendulum.duration(milliseconds=100))
+        daemon = Daemon(instance, pipeline_in(tmp_path, policy=policy))
+        request = daemon.requested()
+        daemon.launched(tags={**request.tags, "dagster/run_key": str(request.run_key)})
+        time.sleep(0.2)
+        assert daemon.ticks_until(lambda tick: tick.request is not None).request
+        assert daemon.requested().run_key != request.run_key
+
     def test_without_a_word_backs_off(self, instance: dg.DagsterInstance, tmp_path: Path) -> None:
         policy = CheckpointPolicy(interval=EAGER.interval, backoff=pendulum.duration(minutes=1))
         daemon = Daemon(instance, pipeline_in(tmp_path, policy=policy))
