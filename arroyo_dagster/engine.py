@@ -471,7 +471,7 @@ class Engine:
                 try:
                     self.store.delete(file.path)
                 except StorageError as error:
-                    logger.warning("%s; it is left for the cleaning job", error)
+                    logger.warning("%s; it takes up space, and nobody reads it", error)
 
     def identity(self, sink: str, state: PipelineState) -> SinkIdentity:
         """Which sink this is, to the sink."""

@@ -63,16 +63,18 @@ def begin_replay(engine: Engine, epoch: int, run_id: str | None = None) -> Attem
             return begun
 
 
-def go_on_replay(engine: Engine, attempt: Attempt, *, again: bool, run_id: str | None = None) -> Attempt | Wait:
-    """Return a replay that can still be finished: `attempt` while it is in flight, else `again` a new one."""
+def go_on_replay(engine: Engine, attempt: Attempt, run_id: str | None = None) -> Attempt | Wait:
+    """Return a replay that can still be finished, and to which what stages of `attempt` have made belongs.
+
+    That is `attempt` while it is in flight. A run of many replays may take longer than the time-out, and a re-execution
+    comes after its end; then it is a new one. Nothing is lost by that: a replay only compares.
+    """
     epoch, replays = attempt.barrier.epoch, [of.started for of in engine.state().replays]
     for started in replays:
         if started.epoch == epoch and (started.attempt == attempt.number or (run_id and started.run_id == run_id)):
             return replace(attempt, number=started.attempt)
-    if again:
-        begun = begin_replay(engine, epoch, run_id)
-        return begun if isinstance(begun, Wait) else replace(attempt, number=begun.number)
-    return Wait(f"{attempt} was given up meanwhile; start a new one")
+    begun = begin_replay(engine, epoch, run_id)
+    return begun if isinstance(begun, Wait) else replace(attempt, number=begun.number)
 
 
 def finish_replay(engine: Engine, attempt: Attempt, reports: Sequence[StageReport]) -> Replayed | Wait:
@@ -130,4 +132,4 @@ def _clear_away(
         for path in engine.store.names(attempt.prefix):
             engine.store.delete(path)
     except StorageError as error:
-        logger.warning("%s; it is left for the cleaning job", error)
+        logger.warning("%s; it takes up space, and nobody reads it", error)

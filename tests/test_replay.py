@@ -158,14 +158,13 @@ def test_replays_run_beside_each_other_and_beside_a_checkpoint(tmp_path: Path) -
     assert engine.state().head == 3
 
 
-def test_a_replay_that_was_given_up_is_gone_on_with_only_by_a_re_execution(engine: InProcessEngine) -> None:
+def test_a_replay_that_was_given_up_is_gone_on_with_as_a_new_one(engine: InProcessEngine) -> None:
     attempt = begin_replay(engine, 2, "run 1")
     assert not isinstance(attempt, Wait)
-    assert go_on_replay(engine, attempt, again=False, run_id="run 1") == attempt
-    engine.give_up(attempt, "it was killed")
-    late = go_on_replay(engine, attempt, again=False, run_id="run 1")
-    assert isinstance(late, Wait)
-    again = go_on_replay(engine, attempt, again=True, run_id="run 2")
+    assert go_on_replay(engine, attempt, "run 1") == attempt
+    engine.give_up(attempt, "it took longer than the time-out")
+    again = go_on_replay(engine, attempt, "run 1")
     assert not isinstance(again, Wait)
     assert (again.number, again.prefix) == (2, names.replay(2, 2))
-    assert go_on_replay(engine, attempt, again=True, run_id="run 2") == again
+    assert go_on_replay(engine, attempt, "run 1") == again
+    assert [replay.started.attempt for replay in engine.state().replays] == [2]

@@ -132,7 +132,7 @@ def _commit_op(deployment: Deployment) -> dg.OpDefinition:
             else:
                 yield from committed(engine, deployment, context, current[0], in_order[0])
             for left in handover.clear(engine.store, context.run):
-                context.log.warning(f"{left}; it is left for the cleaning job")
+                context.log.warning(f"{left}; it takes up space, and nobody reads it")
 
     return commit_epoch
 

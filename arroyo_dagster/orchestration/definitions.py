@@ -43,8 +43,8 @@ def build_definitions(
     ARROYO_STATE_URL says, or `.arroyo`. Epochs run on `spark`, by default one inside the run's process. A `translator`
     changes how nodes look as assets. Nothing is opened or started. `dg.Definitions.merge` adds definitions of your own.
 
-    `executor` is for runs that are launched from assets. In one process, all ops of a run share its Spark, which
-    otherwise each of them would have to start. None leaves it to the definitions that these are merged with.
+    `executor` is for runs that are launched from assets, and for everything that these definitions are merged with. In
+    one process, all ops of a run share its Spark, which otherwise each of them has to start. None leaves it to others.
     """
     names = Counter(pipeline.name for pipeline in pipelines)
     if twice := [name for name, count in names.items() if count > 1]:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import dagster as dg
 import pendulum
 
-from arroyo_dagster.controller import Run, RunKind, Wait
+from arroyo_dagster.controller import Wait
 from arroyo_dagster.engine import Engine
-from arroyo_dagster.log import PipelineState
 from arroyo_dagster.log.entries import ReplayOutcome
 from arroyo_dagster.model import EpochSet, Manifest
 from arroyo_dagster.orchestration.checks import Epoch, replay_result, results
 from arroyo_dagster.orchestration.deployment import Deployment, epoch_of, key_of, refusal
 from arroyo_dagster.orchestration.metadata import Timings, metadata_of
-from arroyo_dagster.orchestration.runs import claim, live_runs
+from arroyo_dagster.orchestration.runs import claim, others
 from arroyo_dagster.replay import Replayed, begin_replay, finish_replay, go_on_replay
 from arroyo_dagster.spark.plans import Attempt
 from arroyo_dagster.spark.reports import StageReport
@@ -48,11 +47,7 @@ def go_on(engine: Engine, context: dg.OpExecutionContext, attempts: Sequence[Att
     if again:
         claim(context)
     for attempt in attempts:
-        found = (
-            go_on_replay(engine, attempt, again=again, run_id=context.run_id)
-            if attempt.replay
-            else engine.go_on(attempt, again=again)
-        )
+        found = go_on_replay(engine, attempt, context.run_id) if attempt.replay else engine.go_on(attempt, again=again)
         if isinstance(found, Wait):
             raise refusal(found.reason)
         if found.number != attempt.number:
@@ -159,7 +154,7 @@ def _begin_replays(engine: Engine, epochs: Sequence[int], context: dg.OpExecutio
 
 
 def _begin_next(engine: Engine, deployment: Deployment, context: dg.OpExecutionContext, epoch: int) -> Attempt:
-    decision = engine.recover(_others(deployment, context), deployment.pipeline.policy.at_once())
+    decision = engine.recover(others(deployment, context), deployment.pipeline.policy.at_once())
     if isinstance(decision, Wait):
         raise refusal(f"epoch {epoch} of pipeline {deployment.name!r} cannot be taken now: {decision.reason}")
     if epoch != decision.barrier.epoch:
@@ -171,21 +166,6 @@ def _begin_next(engine: Engine, deployment: Deployment, context: dg.OpExecutionC
     if isinstance(attempt, Wait):
         raise refusal(f"epoch {epoch} of pipeline {deployment.name!r} cannot be taken now: {attempt.reason}")
     return attempt
-
-
-def _others(deployment: Deployment, context: dg.OpExecutionContext) -> Callable[[PipelineState], Sequence[Run]]:
-    """How to look for runs that are at work. This one is not, and what cleaning is at is in the log."""
-
-    def look(state: PipelineState) -> list[Run]:
-        runs = live_runs(context.instance, deployment, state)
-        cleaning = state.cleanup.run_id if state.cleanup else None
-        return [
-            run
-            for run in runs
-            if run.run_id != context.run_id and (run.kind is not RunKind.CLEANUP or run.run_id == cleaning)
-        ]
-
-    return look
 
 
 def _asked_for(deployment: Deployment, context: dg.OpExecutionContext) -> list[int]:

@@ -48,8 +48,8 @@ class HandoverIOManager(dg.IOManager):
             [data] = store.read([path])
             if data is None:
                 raise refusal(
-                    f"what {upstream.step_key} of run {upstream.run_id[:8]} left is no longer there, because its "
-                    "epoch was completed or cleaned up: launch the job anew"
+                    f"there is nothing from {upstream.step_key} of run {upstream.run_id[:8]}, because its epoch was "
+                    "completed meanwhile or the pipeline has changed: launch the job anew"
                 )
             where = f"{store.url}/{path}"
             document: dict[str, Any] = unpack(data, where)

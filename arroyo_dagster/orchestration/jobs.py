@@ -1,12 +1,13 @@
 """The jobs beside the checkpoint: each is one op with typed config, so that the launchpad explains itself."""
 
+import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from itertools import islice
 
 import dagster as dg
 from pydantic import Field
 
-from arroyo_dagster.controller import RunKind, Wait
+from arroyo_dagster.controller import Wait
 from arroyo_dagster.dataflow.duration import parse_duration
 from arroyo_dagster.engine import Engine
 from arroyo_dagster.errors import ConfigurationError
@@ -16,12 +17,14 @@ from arroyo_dagster.orchestration.checks import REPLAYED, replay_result
 from arroyo_dagster.orchestration.deployment import PIPELINE_TAG, Deployment, in_a_sentence, key_of, refusal
 from arroyo_dagster.orchestration.epochs import refuse_differences, verified
 from arroyo_dagster.orchestration.resources import SPARK
-from arroyo_dagster.orchestration.runs import claim, live_runs
+from arroyo_dagster.orchestration.runs import claim, others
 from arroyo_dagster.replay import Replayed, replay
 from arroyo_dagster.retention import CleanupPlan, Retention
 from arroyo_dagster.upkeep import Cleaned, clean, may_clean, plan, rewind
 
 _PLANS = 5
+_LOOK_AGAIN = 1.0  # seconds
+_MOST_ROWS = 200
 
 
 class CleanupConfig(dg.Config):
@@ -214,8 +217,10 @@ def as_markdown(plan: CleanupPlan) -> str:
         "",
         "| kept epoch | why |",
         "|---|---|",
-        *(f"| {epoch} | {'; '.join(reasons)} |" for epoch, reasons in plan.kept.items()),
+        *(f"| {epoch} | {'; '.join(reasons)} |" for epoch, reasons in islice(plan.kept.items(), _MOST_ROWS)),
     ]
+    if len(plan.kept) > _MOST_ROWS:
+        lines.append(f"| and {len(plan.kept) - _MOST_ROWS:,} later ones | |")
     return "\n".join(lines)
 
 
@@ -236,8 +241,8 @@ def _replay(deployment: Deployment, engine: Engine, context: dg.OpExecutionConte
 def _clean(deployment: Deployment, context: dg.OpExecutionContext, retention: Retention, *, dry_run: bool) -> Cleaned:
     engine = deployment.engine_of(context)
     for _ in range(_PLANS):
-        if not dry_run and isinstance(wait := _may_clean(engine, deployment, context), Wait):
-            raise refusal(f"pipeline {deployment.name!r} is not cleaned up now: {wait.reason}")
+        if not dry_run:
+            _wait_for_quiet(engine, deployment, context)
         planned = plan(engine, retention)
         context.log.info(
             f"the plan removes epochs {planned.removes}: {len(planned.files):,} files, {planned.bytes:,} bytes; "
@@ -254,15 +259,16 @@ def _clean(deployment: Deployment, context: dg.OpExecutionContext, retention: Re
     )
 
 
-def _may_clean(engine: Engine, deployment: Deployment, context: dg.OpExecutionContext) -> Any:
-    return may_clean(
-        engine,
-        lambda state: [
-            run
-            for run in live_runs(context.instance, deployment, state)
-            if run.run_id != context.run_id and run.kind is not RunKind.CLEANUP
-        ],
-    )
+def _wait_for_quiet(engine: Engine, deployment: Deployment, context: dg.OpExecutionContext) -> None:
+    """Wait for the epoch in flight. While this run is there, the controller begins no other one."""
+    deadline, said = time.monotonic() + deployment.pipeline.policy.timeout.total_seconds(), False
+    while isinstance(wait := may_clean(engine, others(deployment, context)), Wait):
+        if engine.state().in_flight is None or time.monotonic() > deadline:
+            raise refusal(f"pipeline {deployment.name!r} is not cleaned up now: {wait.reason}")
+        if not said:
+            context.log.info(wait.reason)
+        said = True
+        time.sleep(_LOOK_AGAIN)
 
 
 def _record(deployment: Deployment, context: dg.OpExecutionContext, fact: Fact) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import dagster as dg
 import pendulum
@@ -40,6 +40,16 @@ def live_runs(instance: dg.DagsterInstance, deployment: Deployment, state: Pipel
         if not is_gone(record.dagster_run)
     ]
     return [*named, *ours]
+
+
+def others(deployment: Deployment, context: dg.OpExecutionContext) -> Callable[[PipelineState], list[Run]]:
+    """How a run looks for those that the log says are at work. It is here itself: who has not begun may come later."""
+
+    def look(state: PipelineState) -> list[Run]:
+        named = {run.run_id for run in named_runs(state)} - {context.run_id}
+        return [run for run in live_runs(context.instance, deployment, state) if run.run_id in named]
+
+    return look
 
 
 def bury_the_gone(instance: dg.DagsterInstance, deployment: Deployment) -> None:
