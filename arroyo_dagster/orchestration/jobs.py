@@ -7,17 +7,18 @@ from itertools import islice
 import dagster as dg
 from pydantic import Field
 
-from arroyo_dagster.controller import Wait
+from arroyo_dagster.controller import Run, RunKind, Wait
 from arroyo_dagster.dataflow.duration import parse_duration
 from arroyo_dagster.engine import Engine
 from arroyo_dagster.errors import ConfigurationError
+from arroyo_dagster.log import PipelineState
 from arroyo_dagster.log.entries import EpochPinned, EpochUnpinned, Fact, Resumed, StopRequested
 from arroyo_dagster.model import EpochSet
 from arroyo_dagster.orchestration.checks import REPLAYED, replay_result
 from arroyo_dagster.orchestration.deployment import PIPELINE_TAG, Deployment, in_a_sentence, key_of, refusal
 from arroyo_dagster.orchestration.epochs import refuse_differences, verified
 from arroyo_dagster.orchestration.resources import SPARK
-from arroyo_dagster.orchestration.runs import claim, others
+from arroyo_dagster.orchestration.runs import claim, live_runs
 from arroyo_dagster.replay import Replayed, replay
 from arroyo_dagster.retention import CleanupPlan, Retention
 from arroyo_dagster.upkeep import Cleaned, clean, may_clean, plan, rewind
@@ -260,10 +261,18 @@ def _clean(deployment: Deployment, context: dg.OpExecutionContext, retention: Re
 
 
 def _wait_for_quiet(engine: Engine, deployment: Deployment, context: dg.OpExecutionContext) -> None:
-    """Wait for the epoch in flight. While this run is there, the controller begins no other one."""
+    """Wait for the epoch that is being taken. While this run is there, the controller has no other one taken."""
+    runs: list[Run] = []
+
+    def look(state: PipelineState) -> list[Run]:
+        seen = live_runs(context.instance, deployment, state)
+        runs[:] = [run for run in seen if run.run_id != context.run_id and run.kind is not RunKind.CLEANUP]
+        return runs
+
     deadline, said = time.monotonic() + deployment.pipeline.policy.timeout.total_seconds(), False
-    while isinstance(wait := may_clean(engine, others(deployment, context)), Wait):
-        if engine.state().in_flight is None or time.monotonic() > deadline:
+    while isinstance(wait := may_clean(engine, look), Wait):
+        passes = engine.state().in_flight or any(run.kind is RunKind.CHECKPOINT for run in runs)
+        if not passes or time.monotonic() > deadline:
             raise refusal(f"pipeline {deployment.name!r} is not cleaned up now: {wait.reason}")
         if not said:
             context.log.info(wait.reason)

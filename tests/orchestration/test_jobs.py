@@ -1,11 +1,14 @@
 """What people do to a pipeline, as jobs."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import duckdb
+import pendulum
 import pytest
 
 from arroyo_dagster import Retention
@@ -17,6 +20,7 @@ from arroyo_dagster.model import EpochSet, ObjectPath
 from arroyo_dagster.testing import Crash, InProcessEngine
 from tests.orchestration.helpers import (
     CUTS,
+    EAGER,
     ROWS,
     Daemon,
     begin,
@@ -225,22 +229,34 @@ class TestCleanup:
             "pipeline 'p' is not cleaned up now: there is no epoch yet, so there is nothing to clean"
         )
 
-    def test_is_refused_while_an_epoch_is_being_taken(self, daemon: Daemon, tmp_path: Path) -> None:
+    def test_waits_for_the_epoch_that_is_being_taken(self, daemon: Daemon) -> None:
         take(daemon.pipeline, 4)
         run = daemon.launched(epoch=5)
-        begin(daemon.pipeline, run.run_id)
-        before = files_in(tmp_path)
-        assert why(daemon.run("cleanup", config={})) == (
-            "pipeline 'p' is not cleaned up now: epoch 5 is being taken; cleaning waits for it"
-        )
-        assert files_in(tmp_path) == before
+        engine, attempt = begin(daemon.pipeline, run.run_id)
 
-    def test_is_refused_while_a_run_is_about_to_take_one(self, daemon: Daemon) -> None:
+        def take_it() -> None:
+            time.sleep(1.5)
+            complete(engine, attempt)
+            engine.publish()
+            daemon.instance.report_run_canceled(run)
+
+        with ThreadPoolExecutor(1) as other:
+            taken = other.submit(take_it)
+            assert daemon.run("cleanup", config={}).success
+            taken.result()
+        words = facts(daemon.pipeline)
+        assert words.index("CleanupStarted") > len(words) - 1 - words[::-1].index("CheckpointCompleted")
+
+    def test_does_not_wait_for_ever(self, instance: dg.DagsterInstance, tmp_path: Path) -> None:
+        policy = replace(EAGER, timeout=pendulum.duration(seconds=2))
+        daemon = Daemon(instance, pipeline_in(tmp_path, policy=policy, retention=Retention(keep_last=2)))
         take(daemon.pipeline, 4)
-        run = daemon.launched(epoch=5)
+        run = daemon.launched(epoch=5, status=dg.DagsterRunStatus.QUEUED)
+        before = files_in(tmp_path)
         assert why(daemon.run("cleanup", config={})) == (
             f"pipeline 'p' is not cleaned up now: checkpoint run {run.run_id[:8]} is active; cleaning waits for it"
         )
+        assert files_in(tmp_path) == before
 
     def test_that_dies_in_the_middle_is_finished_by_the_next_one(
         self, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
