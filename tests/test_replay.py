@@ -102,11 +102,15 @@ def test_lost_output_is_published_again(engine: InProcessEngine, tmp_path: Path,
     path = next(path for path in (tmp_path / sink).rglob("*.parquet") if "epoch-0000000002" in str(path))
     path.unlink()
     assert len(engine.verify()) == 1
-    healed = replayed(engine, 2)
-    assert (healed.outcome, healed.healed) == (ReplayOutcome.IDENTICAL, (sink,))
-    assert engine.verify() == []
-    assert output(tmp_path) == was
-    assert replayed(engine, 2).healed == ()
+    for _ in range(2):
+        healed = replayed(engine, 2)
+        assert (healed.outcome, healed.healed) == (ReplayOutcome.IDENTICAL, (sink,))
+        assert engine.verify() == []
+        assert output(tmp_path) == was
+        assert replayed(engine, 2).healed == ()
+        shown = {*map(Path, DeltaTable(str(tmp_path / "closed")).file_uris()), *(tmp_path / "running").iterdir()}
+        next(path for path in sorted(shown) if f"{sink}/" in str(path) and "epoch-0000000002" in str(path)).unlink()
+        assert len(engine.verify()) == 1  # what was healed may be lost again
 
 
 def test_a_delta_table_that_others_have_rewritten_is_not_healed(engine: InProcessEngine, tmp_path: Path) -> None:

@@ -127,8 +127,8 @@ class DeltaSink(Sink):
         store, log, tag = self.open_store(), self.open_log(), owner(identity)
         for _ in self._tries():
             table = log.read()
-            active = {path for path in table.paths() if _epoch_of(path, tag) == epoch} if table else set()
-            if table is None or active != {file.path for file in published}:
+            active = _files_of(table, tag, epoch) if table else {}
+            if table is None or sum(rows or 0 for rows in active.values()) != sum(file.rows for file in published):
                 raise ProtocolError(
                     f"the sink {identity.sink} of {identity.pipeline} cannot publish epoch {epoch} again: its rows in "
                     f"the Delta table {self.url} were rewritten by others; restore the table, or rewind"
@@ -152,9 +152,11 @@ class DeltaSink(Sink):
         table = self.open_log().read()
         if table is None or table.transaction(_app_id(identity)) < epoch:
             return [str(file.path) for file in files]
-        active = table.paths()
+        store, active = self.open_store(), _files_of(table, owner(identity), epoch)
         present = [file for file in files if file.path in active]
-        return damaged(self.open_store(), present, [file.path for file in present])
+        healed = sorted(active.keys() - {file.path for file in files})
+        absent = [path for path in healed if store.size(ObjectPath(path)) is None]
+        return damaged(store, present, [file.path for file in present]) + absent
 
     def _prepare(
         self, identity: SinkIdentity, epoch: int, files: Sequence[FileEntry]
@@ -220,6 +222,11 @@ def _app_id(identity: SinkIdentity) -> str:
 def _epoch_of(path: str, tag: str) -> int:
     match = _OURS.fullmatch(path)
     return int(match[2]) if match and match[1] == tag else 0
+
+
+def _files_of(table: TableVersion, tag: str, epoch: int) -> dict[str, int | None]:
+    """The files of one epoch that are in the table, and their rows."""
+    return {path: rows for path, rows in table.rows().items() if _epoch_of(path, tag) == epoch}
 
 
 def _any_schema(store: SinkStore, tag: str, epochs: EpochSet) -> pa.Schema | None:

@@ -41,8 +41,14 @@ class TableVersion:
 
     def paths(self) -> set[str]:
         """The data files that are in the table, below its directory."""
+        return set(self.rows())
+
+    def rows(self) -> dict[str, int | None]:
+        """How many rows each of them has, as far as the log says that."""
+        files = pa.table(self.handle.get_add_actions())
         # As they are in the log, where they are written as in a URL.
-        return {unquote(path) for path in pa.table(self.handle.get_add_actions()).column("path").to_pylist()}
+        paths = (unquote(path) for path in files.column("path").to_pylist())
+        return dict(zip(paths, files.column("num_records").to_pylist(), strict=True))
 
     def lacks(self, schema: pa.Schema) -> list[Any]:
         """The columns of `schema` that the table does not have yet."""
