@@ -306,7 +306,7 @@ class TestReexecution:
         for path in handovers(daemon.pipeline):
             store.delete(ObjectPath(path))
         with again(failed.run_id) as result:
-            assert f"what p_epoch.begin_epoch of run {failed.run_id[:8]} left is no longer there" in why_of(
+            assert f"there is nothing from p_epoch.begin_epoch of run {failed.run_id[:8]}, because" in why_of(
                 result.all_events
             )
         assert "CheckpointCompleted" not in facts(daemon.pipeline)
