@@ -74,8 +74,8 @@ def test_one_that_is_lost_is_one_sentence(manager: HandoverIOManager) -> None:
     with pytest.raises(dg.Failure) as failure:
         get(manager)
     assert failure.value.description == (
-        "there is nothing from p_epoch.stats of run 3f2a9c1d, because its epoch was completed meanwhile or the pipeline "
-        "has changed: launch the job anew"
+        "there is nothing from p_epoch.stats of run 3f2a9c1d, because its epoch was completed meanwhile or the "
+        "pipeline has changed: launch the job anew"
     )
     assert failure.value.allow_retries is False
 
