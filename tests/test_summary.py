@@ -24,14 +24,14 @@ def entry(path: str, rows: int, size: int) -> FileEntry:
     return FileEntry(ObjectPath(path), rows, size, None, None, "c", "d")
 
 
-OWN, OLD, ALIKE = entry(f"{THIS}/a/t/1", 10, 100), entry(f"{BEFORE}/a/t/1", 20, 200), entry(f"{OTHER}/a/t/1", 40, 400)
+OWN, OLD, EARLIER = entry(f"{THIS}/a/t/1", 10, 100), entry(f"{BEFORE}/a/t/1", 20, 200), entry(f"{OTHER}/a/t/1", 40, 400)
 
 MANIFEST = Manifest(
     CheckpointBarrier(7, 3, NOON, then_stop=False),
     attempt=1,
     parent=6,
     plan=Plan(),
-    tables=(TableFiles("a", "t", (OWN, OLD, ALIKE)), TableFiles("a", "u", (OLD,))),
+    tables=(TableFiles("a", "t", (OWN, OLD, EARLIER)), TableFiles("a", "u", (OLD,))),
     staged=(StagedOutput("x", (entry("x/1", 3, 1), entry("x/2", 4, 1))), StagedOutput("y", (entry("y/1", 5, 1),))),
     sources=(SourceRecord("s", 1000, None, NOON), SourceRecord("r", 1, None, NOON)),
     operators=(OperatorRecord("a", 2, None, 900, 12, 2), OperatorRecord("b", 2, None, 12, 12, 5)),
@@ -58,9 +58,9 @@ def test_a_file_counts_once_however_many_tables_name_it() -> None:
     assert (summary.files, summary.state_rows, summary.state_bytes) == (3, 70, 700)
 
 
-def test_the_delta_is_what_this_attempt_and_no_other_has_written() -> None:
+def test_the_delta_is_what_attempts_at_this_epoch_have_written() -> None:
     summary = summarize(MANIFEST)
-    assert (summary.delta_files, summary.delta_rows, summary.delta_bytes) == (1, 10, 100)
+    assert (summary.delta_files, summary.delta_rows, summary.delta_bytes) == (2, 50, 500)
 
 
 def test_a_step_takes_as_long_as_its_slowest_subtask_in_every_stage() -> None:
